@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from teams.models.people import Team, User, slug_validator
+from teams.models.ranges import same
 
 
 class ClusterKind(models.TextChoices):
@@ -149,8 +150,8 @@ class GPU(models.Model):
             ExclusionConstraint(
                 name="one_device_per_node_and_index_at_a_time",
                 expressions=[
-                    ("node", RangeOperators.EQUAL),
-                    ("index", RangeOperators.EQUAL),
+                    same("node"),
+                    same("index"),
                     ("exists", RangeOperators.OVERLAPS),
                 ],
             ),
@@ -174,7 +175,7 @@ class NodeInterval(models.Model):
         constraints = [
             ExclusionConstraint(
                 name="one_state_per_node_at_a_time",
-                expressions=[("node", RangeOperators.EQUAL), ("during", RangeOperators.OVERLAPS)],
+                expressions=[same("node"), ("during", RangeOperators.OVERLAPS)],
             ),
         ]
 

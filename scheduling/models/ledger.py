@@ -14,6 +14,7 @@ from django.db.models import F, Q
 from scheduling.models.hardware import GPU, Pool
 from scheduling.models.jobs import Job
 from teams.models.people import Team
+from teams.models.ranges import same
 
 
 class AttemptState(models.TextChoices):
@@ -145,7 +146,7 @@ class Allocation(models.Model):
         constraints = [
             ExclusionConstraint(
                 name="whole_gpu_held_once",
-                expressions=[("gpu", RangeOperators.EQUAL), ("during", RangeOperators.OVERLAPS)],
+                expressions=[same("gpu"), ("during", RangeOperators.OVERLAPS)],
                 condition=Q(share=1),
             ),
             models.CheckConstraint(condition=Q(share__gt=0, share__lte=1), name="allocation_share_between_0_and_1"),

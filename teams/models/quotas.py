@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from teams.models.people import Team, User
+from teams.models.ranges import same
 
 #: GPU amounts are exact: millionths of one device.
 GPU_DIGITS = {"max_digits": 14, "decimal_places": 6}
@@ -38,8 +39,8 @@ class Quota(models.Model):
             ExclusionConstraint(
                 name="one_quota_per_team_and_pool_at_a_time",
                 expressions=[
-                    ("team", RangeOperators.EQUAL),
-                    ("pool", RangeOperators.EQUAL),
+                    same("team"),
+                    same("pool"),
                     ("during", RangeOperators.OVERLAPS),
                 ],
             ),
