@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from scheduling.engine.placement import View, place, reduced_view, whole_view
 from scheduling.engine.snapshot import GPU, Attempt, AttemptState, Job, Placement, Slot, WindowKind
-from scheduling.engine.work import Promise, Work, avoid_bits
+from scheduling.engine.work import Promise, Work, amount_of, avoid_bits, may_borrow, placement_amount
 
 #: An attempt past its walltime is reckoned to end this many seconds from now.
 OVERDUE = 60.0
@@ -208,10 +208,30 @@ def earliest(work: Work, job: Job, pool: int) -> tuple[float, Placement] | None:
         for attempt in timeline.attempts[done:upto]:
             future.give_back(attempt)
         done = upto
+        if not _admitted_by_then(work, job, pool, timeline.attempts[:upto]):
+            continue
         found = _fits_at(work, job, pool, future, instant, instant + length)
         if found is not None:
             return instant, found
     return None
+
+
+def _admitted_by_then(work: Work, job: Job, pool: int, ended: list[Attempt]) -> bool:
+    """Whether the guarantee allows a fragile job once some attempts have ended (4.3)."""
+    if may_borrow(work, job):
+        return True
+    leaf = work.state.leaf(job)
+    path = work.state.teams.path[leaf]
+    fragile = {team: work.held[pool].fragile[team] for team in path}
+    for attempt in ended:
+        if not attempt.job.request.interruptible:
+            amount = placement_amount(attempt.placement)
+            for team in work.state.teams.path[work.state.leaf(attempt.job)]:
+                if team in fragile:
+                    fragile[team] -= amount
+    amount = amount_of(work.pools[pool], job.request)
+    guaranteed = work.state.teams.guaranteed[pool]
+    return all(fragile[team] + amount <= guaranteed[team] for team in path)
 
 
 def _candidates(instants: list[float]) -> list[float]:

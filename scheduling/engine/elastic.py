@@ -42,7 +42,9 @@ def grow(work: Work, contested: set[int]) -> dict[int, float]:
             free_since = since[number] = work.state.growable_since.get(number, work.now)
             if work.now - free_since < work.state.policy.grow_after:
                 work.wake(free_since + work.state.policy.grow_after)
-            elif _at_checkpoint(work, attempt):
+            elif not _at_checkpoint(work, attempt):
+                _wake_at_next_checkpoint(work, attempt)
+            else:
                 restart_with(
                     work,
                     attempt,
@@ -55,8 +57,15 @@ def grow(work: Work, contested: set[int]) -> dict[int, float]:
 
 
 def _at_checkpoint(work: Work, attempt: Attempt) -> bool:
-    last = attempt.last_checkpoint
+    last = attempt.checkpoint_before(work.now)
     return last is not None and 0 <= work.now - last <= FRESH_CHECKPOINT
+
+
+def _wake_at_next_checkpoint(work: Work, attempt: Attempt) -> None:
+    every = attempt.regular_checkpoints
+    if every is not None:
+        last = attempt.checkpoint_before(work.now)
+        work.wake((attempt.started if last is None else last) + every)
 
 
 def _larger(work: Work, attempt: Attempt) -> Placement | None:

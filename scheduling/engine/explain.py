@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scheduling.engine.backfill import conflicts, strict_view, without
-from scheduling.engine.decisions import CODE_ORDER, Blocked, Blocker, Code, Remedy
+from scheduling.engine.decisions import CODE_ORDER, Blocked, Blocker, Code, NewHold, Remedy
 from scheduling.engine.placement import View, place, scopes, whole_view, workers_that_fit
 from scheduling.engine.pool import PoolState
 from scheduling.engine.snapshot import GPU, Job, Request
-from scheduling.engine.work import Promise, Work, may_borrow, over_guarantee, over_limit, ratio
-
-
-def explain(work: Work) -> tuple[Blocked, ...]:
-    """One entry per waiting job that this cycle does not start, in the order of the queue."""
-    return tuple(_Explainer(work).run())
+from scheduling.engine.work import (
+    Promise,
+    Work,
+    gang_over_guarantee,
+    may_borrow,
+    over_guarantee,
+    over_limit,
+    ratio,
+)
 
 
 @dataclass(slots=True)
@@ -34,20 +37,47 @@ class _Hardware:
     fits: bool
 
 
-class _Explainer:
+class Explainer:
+    """Takes down why a class was blocked when its turn came, and tells every job in the end."""
+
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.started = {start.job for start in work.starts}
-        self.held = {hold.job: hold for hold in work.holds}
-        self._hardware: dict[tuple[Request, int, float, int], _Hardware] = {}
+        self.started: set[int] = set()
+        self.held: dict[int, NewHold] = {}
+        #: (leaf, request number, priority, walltime that matters, pool) -> blockers met there at its turn.
+        self._seen: dict[tuple[int, int, int, float, int], tuple[Blocker, ...]] = {}
+        self._hardware: dict[tuple[Request, int, float, int, int], _Hardware] = {}
         self._fits_before: dict[tuple[Request, int], bool] = {}
         self._shared: dict[tuple[int, int, int, float], tuple[Blocker, ...]] = {}
         self._impossible: dict[Request, str | None] = {}
         self._other_pools: dict[Request, int | None] = {}
-        #: With promises about, a shorter job may start where a longer one may not.
-        self._walltime_matters = {pool for pool, promises in work.promises.items() if promises}
+        self._walltime_matters = work.promises
 
-    def run(self) -> Iterator[Blocked]:
+    def note(self, job: Job, leaf: int, pool: int) -> None:
+        """A job is blocked in a pool, now that it is its turn."""
+        key = (*self._class_key(job, leaf), pool)
+        if key not in self._seen:
+            self._seen[key] = tuple(self._in_pool(job, leaf, self.work.pools[pool]))
+
+    def blocked(self) -> tuple[Blocked, ...]:
+        """One entry per waiting job that this cycle does not start, in the order of the queue."""
+        self.started = {start.job for start in self.work.starts}
+        self.held = {hold.job: hold for hold in self.work.holds}
+        return tuple(self._run())
+
+    def _class_key(self, job: Job, leaf: int) -> tuple[int, int, int, float]:
+        """What jobs have in common that are blocked alike. With promises about, and where short fragile jobs may
+        borrow, a shorter job may fare otherwise than a longer one."""
+        pools = self._walltime_matters
+        matters = self.work.state.policy.fragile_borrowing is not None or any(
+            self.work.promises[pool] for pool in job.request.pools if pool in pools
+        )
+        walltime = 0.0
+        if matters:
+            walltime = job.walltime if job.walltime is not None else -1.0
+        return (leaf, self.work.state.class_key(job)[1], int(job.priority), walltime)
+
+    def _run(self) -> Iterator[Blocked]:
         position = 0
         seen: set[int] = set()
         for leaf in self._leaves_in_order():
@@ -105,13 +135,7 @@ class _Explainer:
         if hold is not None and job.id not in self.work.released:
             waiting = Blocker(Code.AWAITING_EVICTION, pool=hold.pool, job=job.id, until=hold.expires)
             return (*own, waiting)
-        walltime = 0.0
-        if self._walltime_matters and not self._walltime_matters.isdisjoint(job.request.pools):
-            walltime = job.walltime if job.walltime is not None else -1.0
-        elif self.work.state.policy.fragile_borrowing is not None:
-            walltime = job.walltime if job.walltime is not None else -1.0
-        number = self.work.state.class_key(job)[1]
-        key = (leaf, number, int(job.priority), walltime)
+        key = self._class_key(job, leaf)
         shared = self._shared.get(key)
         if shared is None:
             shared = self._shared[key] = self._class_blockers(job, leaf)
@@ -149,7 +173,8 @@ class _Explainer:
             pool = self.work.pools.get(number)
             if pool is None or never({number: pool}, job.request) is not None:
                 continue
-            for blocker in self._in_pool(job, leaf, pool):
+            met = self._seen.get((*self._class_key(job, leaf), number))
+            for blocker in self._in_pool(job, leaf, pool) if met is None else met:
                 found.append((CODE_ORDER[blocker.code], rank, blocker))
         found.sort(key=lambda row: row[:2])
         return tuple(blocker for _, _, blocker in found)
@@ -190,7 +215,10 @@ class _Explainer:
                 remedy=self._smaller(job, bound - in_use, hardware) or self._other_pool(job, leaf),
             )
         if not may_borrow(work, job):
-            team = over_guarantee(work, number, leaf, amount)
+            if hardware.fits:
+                team = over_guarantee(work, number, leaf, amount)
+            else:
+                team = gang_over_guarantee(work, job, number, leaf, hardware.workers)
             if team is not None:
                 guaranteed = teams.guaranteed[number][team]
                 remedy = Remedy("interruptible") if hardware.fits else None
@@ -208,10 +236,11 @@ class _Explainer:
 
     def _on_hardware(self, job: Job, pool: PoolState) -> _Hardware:
         number = pool.pool.id
-        matters = number in self._walltime_matters
+        matters = bool(self.work.promises[number])
         # A window reserved for a team makes the same request fare differently in different teams.
         leaf = self.work.state.leaf(job) if any(p.team is not None for p in self.work.promises[number]) else -1
-        key = (job.request, number, self.work.walltime(job, number) if matters else 0.0, leaf)
+        walltime = self.work.walltime(job, number) if matters else 0.0
+        key = (job.request, number, walltime, leaf, self.work.version[number])
         known = self._hardware.get(key)
         if known is None:
             known = self._hardware[key] = self._look(job, pool)

@@ -19,9 +19,9 @@ from scheduling.engine.backfill import (
 from scheduling.engine.decisions import EvictionReason, NewHold, Plan, Reserve, ShareRow, Start
 from scheduling.engine.discipline import in_line
 from scheduling.engine.elastic import consolidate, grow
-from scheduling.engine.explain import explain as explain_all
+from scheduling.engine.explain import Explainer
 from scheduling.engine.ordering import Candidate, Turns
-from scheduling.engine.placement import place, whole_view
+from scheduling.engine.placement import place, whole_view, workers_that_fit
 from scheduling.engine.pool import positions
 from scheduling.engine.reclaim import FRUITLESS_SEARCHES, Victims, evict, plan_eviction
 from scheduling.engine.snapshot import GPU, AttemptState, Discipline, Hold, Job, Placement, Snapshot
@@ -31,6 +31,7 @@ from scheduling.engine.work import (
     amount_of,
     avoid_bits,
     elastic_sizes,
+    gang_over_guarantee,
     may_borrow,
     may_start,
     over_guarantee,
@@ -52,11 +53,12 @@ def plan_state(state: State, *, explain: bool = True) -> Plan:
     """As ``plan`` on a state kept ready; leaves it as it was."""
     work = Work.on(state)
     window_promises(work)
+    explainer = Explainer(work) if explain else None
     if state.policy.discipline in (Discipline.FIFO, Discipline.SHORTEST):
         in_line(work)
         growable: dict[int, float] = {}
     else:
-        cycle = _Cycle(work, explain=explain)
+        cycle = _Cycle(work, explainer)
         cycle.make_way_for_windows()
         cycle.take_up_holds()
         cycle.go_down_the_queue()
@@ -70,7 +72,7 @@ def plan_state(state: State, *, explain: bool = True) -> Plan:
         holds=tuple(work.holds),
         released=tuple(work.released),
         reservations=tuple(work.reservations),
-        blocked=explain_all(work) if explain else (),
+        blocked=explainer.blocked() if explainer is not None else (),
         shares=_share_rows(work) if explain else (),
         growable_since=growable,
         wake_at=work.wake_at,
@@ -93,9 +95,9 @@ def _share_rows(work: Work) -> tuple[ShareRow, ...]:
 class _Cycle:
     """The walk down the queue with what is known to be hopeless."""
 
-    def __init__(self, work: Work, *, explain: bool) -> None:
+    def __init__(self, work: Work, explainer: Explainer | None) -> None:
         self.work = work
-        self.explain = explain
+        self.explainer = explainer
         #: (class, pool) -> walltime from which on nothing of the class can start there; 0 = nothing at all.
         self.hopeless: dict[tuple[int, int], float] = {}
         #: (class, pool) that lacks capacity only: its jobs may still get a reservation.
@@ -187,7 +189,11 @@ class _Cycle:
             queue = turns.queues[candidate.leaf]
             if self._start(candidate):
                 queue.next_job()
-            elif queue.pool_at + 1 < len(candidate.job.request.pools):
+                turns.refresh(candidate.leaf)
+                continue
+            if self.explainer is not None and candidate.pool in self.work.pools:
+                self.explainer.note(candidate.job, candidate.leaf, candidate.pool)
+            if queue.pool_at + 1 < len(candidate.job.request.pools):
                 queue.pool_at += 1
             else:
                 self._blocked(candidate)
@@ -205,7 +211,7 @@ class _Cycle:
 
     def _reservations_matter(self, pool: int) -> bool:
         """Nothing is free and no filler runs: a reservation would change nothing, but people want to see it."""
-        if self.explain:
+        if self.explainer is not None:
             return True
         known = self.matters.get(pool)
         if known is None:
@@ -238,11 +244,25 @@ class _Cycle:
             return False
         if self._start_smaller(candidate):
             return True
-        if over_limit(work, number, candidate.leaf, amount) is not None and self._make_room(candidate, amount):
-            return True
+        if over_limit(work, number, candidate.leaf, amount) is not None:
+            if self._make_room(candidate, amount):
+                return True
+        elif self._lacks_hardware_first(candidate):
+            self._note_hopeless(candidate, key)
+            return False
         if work.state.policy.fragile_borrowing is None or job.request.interruptible:
             self.hopeless[key] = 0.0
         return False
+
+    def _lacks_hardware_first(self, candidate: Candidate) -> bool:
+        """A fragile gang over its guarantee only because its own team still holds the GPUs it waits for."""
+        work, job, number = self.work, candidate.job, candidate.pool
+        request = job.request
+        view = strict_view(work, job, number)
+        if place(view, request, request.workers, work.gradient(number)) is not None:
+            return False
+        placeable = workers_that_fit(view, request.gpus, view.allowed) if request.gpus else 0
+        return gang_over_guarantee(work, job, number, candidate.leaf, placeable) is None
 
     def _start_with(self, candidate: Candidate, workers: int, amount: int) -> bool:
         work, job, number = self.work, candidate.job, candidate.pool
@@ -269,7 +289,7 @@ class _Cycle:
         leaf = candidate.leaf
         held = work.held[pool].allocated[leaf]
         because = ""
-        if self.explain:
+        if self.explainer is not None:
             because = (
                 f"4.2: team {work.state.teams.names[leaf]} holds {held / GPU:g} of guarantee "
                 f"{work.state.teams.guaranteed[pool][leaf] / GPU:g}, fair share {work.share(pool, leaf) / GPU:.3f}"

@@ -94,7 +94,8 @@ class Victims:
 
 def lost_work(work: Work, attempt: Attempt) -> float:
     """GPU-seconds thrown away by stopping it now: since the last checkpoint or the start, plus the restart cost."""
-    since = attempt.started if attempt.last_checkpoint is None else attempt.last_checkpoint
+    saved = attempt.checkpoint_before(work.now)
+    since = attempt.started if saved is None else saved
     seconds = max(0.0, work.now - since) + work.state.policy.restart_cost
     return placement_amount(attempt.placement) / GPU * seconds
 

@@ -256,6 +256,16 @@ class Attempt:
     stopping_until: float | None = None
     #: Workers it runs with now (elastic jobs: between ``min_workers`` and ``workers``).
     workers: int = 1
+    #: Simulations: it checkpoints every so many seconds from ``started`` on; the last one follows from the time.
+    regular_checkpoints: float | None = None
+
+    def checkpoint_before(self, now: float) -> float | None:
+        """Instant of the last checkpoint of this attempt up to ``now``, or ``None``."""
+        every = self.regular_checkpoints
+        if every is None:
+            return self.last_checkpoint
+        done = int((now - self.started) / every + 1e-9)
+        return self.started + done * every if done > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

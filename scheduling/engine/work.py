@@ -217,6 +217,16 @@ def over_guarantee(work: Work, pool: int, leaf: int, amount: int) -> int | None:
     return None
 
 
+def gang_over_guarantee(work: Work, job: Job, pool: int, leaf: int, placeable: int) -> int | None:
+    """As ``over_guarantee``, for a job that lacks hardware: what of it could be placed now, at least one worker.
+
+    A gang that waits for GPUs which its own team's jobs hold is short of hardware, not of guarantee: the guarantee
+    comes free with the hardware. Starting always takes the whole amount within the guarantee.
+    """
+    workers = min(max(placeable, 1), job.request.workers)
+    return over_guarantee(work, pool, leaf, amount_of(work.pools[pool], job.request, workers))
+
+
 def may_start(work: Work, job: Job, pool: int, amount: int) -> bool:
     """Admission (4.3), hardware aside."""
     leaf = work.state.leaf(job)
