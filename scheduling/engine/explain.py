@@ -51,7 +51,6 @@ class Explainer:
         self._shared: dict[tuple[int, int, int, float], tuple[Blocker, ...]] = {}
         self._impossible: dict[Request, str | None] = {}
         self._other_pools: dict[Request, int | None] = {}
-        self._walltime_matters = work.promises
 
     def note(self, job: Job, leaf: int, pool: int) -> None:
         """A job is blocked in a pool, now that it is its turn."""
@@ -66,14 +65,10 @@ class Explainer:
         return tuple(self._run())
 
     def _class_key(self, job: Job, leaf: int) -> tuple[int, int, int, float]:
-        """What jobs have in common that are blocked alike. With promises about, and where short fragile jobs may
-        borrow, a shorter job may fare otherwise than a longer one."""
-        pools = self._walltime_matters
-        matters = self.work.state.policy.fragile_borrowing is not None or any(
-            self.work.promises[pool] for pool in job.request.pools if pool in pools
-        )
+        """What jobs have in common that are blocked alike: a shorter one that may not be interrupted can fare
+        otherwise than a longer one, where promises are about or ``fragile_borrowing`` is set."""
         walltime = 0.0
-        if matters:
+        if not job.request.interruptible:
             walltime = job.walltime if job.walltime is not None else -1.0
         return (leaf, self.work.state.class_key(job)[1], int(job.priority), walltime)
 
