@@ -85,6 +85,8 @@ class Attempt(models.Model):
     evicted_for = models.ForeignKey(Job, models.SET_NULL, null=True, blank=True, related_name="evicted")
     #: Shrink, grow, move: workers it goes on with in its next attempt.
     continue_workers = models.PositiveIntegerField(null=True, blank=True)
+    #: Since when the workers it lacks would have found free GPUs (4.11).
+    growable_since = models.DateTimeField(null=True, blank=True)
     #: Work thrown away at the end, GPU-seconds.
     lost_gpu_seconds = models.DecimalField(max_digits=16, decimal_places=3, default=Decimal(0))
     #: The cluster's own name of it (Slurm job id, Kubernetes UID).
