@@ -34,6 +34,7 @@ from scheduling.backends.base import (
     Unreachable,
 )
 from scheduling.backends.slurm.config import SlurmConfig, check_account
+from scheduling.backends.slurm.hostlist import expand
 from scheduling.backends.slurm.inventory import describe_nodes, gpu_nodes, shards_per_gpu
 from scheduling.backends.slurm.records import SlurmJob, SlurmNode, Tag, merge_components
 from scheduling.backends.slurm.reports import forgotten_report, run_report
@@ -80,12 +81,12 @@ class SlurmBackend:
         return Description(version, levels, tuple(infos), (*warnings, *self._transport.warnings()))
 
     def start(self, command: StartCommand) -> Started:
-        if problem := check_account(command.account):
+        if self._config.personal and (problem := check_account(command.account)):
             raise Rejected(problem)
         submission = build_submission(self._config, command, self._shards)
         submission = replace(submission, script=batch_script(self._config, command, submission.groups))
         with _passing():
-            found = self._transport.find(command.attempt, command.account)
+            found = self._transport.find(command.attempt, submission.account)
             known = _leaders([job for job in found if not _never_accepted(job)])
             if known:
                 return Started(str(min(job.id for job in known)))
@@ -154,8 +155,6 @@ class SlurmBackend:
         return shards_per_gpu(self._nodes[node])
 
     def _foreign_jobs(self, nodes: set[str]) -> int:
-        from scheduling.backends.slurm.hostlist import expand
-
         count = 0
         for job in self._transport.jobs():
             tag = job.tag
@@ -208,9 +207,10 @@ class SlurmBackend:
                 return
             if stop_by.timestamp() >= tag.stop_by:
                 return
-        self._mark(job, tag, now, stop_by)
         if tag.stop_by is None:
+            # Before the mark: should the mark fail, the next try signals again rather than never.
             self._signal(job)
+        self._mark(job, tag, now, stop_by)
 
     def _mark(self, job: SlurmJob, tag: Tag, now: datetime, stop_by: datetime) -> None:
         comment = replace(tag, stop_by=math.ceil(stop_by.timestamp())).text()
@@ -227,7 +227,7 @@ class SlurmBackend:
 
     def _signal(self, job: SlurmJob) -> None:
         try:
-            self._transport.signal(job, self._config.stop_signal)
+            self._transport.signal(job)
         except NotFound:
             logger.info("Slurm job %s was gone before it could be signalled", job.id)
 

@@ -50,7 +50,7 @@ class CommandTransport:
 
     def find(self, attempt: UUID, account: str) -> list[SlurmJob]:
         # Slurm sends only this account's jobs: cheap on a busy cluster, unlike squeue --json.
-        jobs = self._list([f"--user={account}"], account)
+        jobs = self._list([f"--user={account}" if account else "--me"], account)
         return [job for job in jobs if job.tag is not None and job.tag.attempt == attempt]
 
     def lookup(self, job_id: int) -> list[SlurmJob]:
@@ -91,8 +91,8 @@ class CommandTransport:
             argv.append(f"TimeLimit={time_limit}")
         self._change(argv, job)
 
-    def signal(self, job: SlurmJob, name: str) -> None:
-        self._change(["scancel", f"--signal={name}", str(job.id)], job)
+    def signal(self, job: SlurmJob) -> None:
+        self._change(["scancel", "--signal=TERM", str(job.id)], job)
 
     def cancel(self, job: SlurmJob) -> None:
         # KILL ends a waiting job too; without it Slurm waits for KillWait after TERM.
@@ -151,7 +151,7 @@ def _common(job: Submission) -> list[str]:
     if job.time_limit is not None:
         words.append(f"--time={job.time_limit}")
     if job.signal_before:
-        words.append(f"--signal={job.signal}@{job.signal_before}")
+        words.append(f"--signal=TERM@{job.signal_before}")
     return words
 
 

@@ -46,8 +46,6 @@ FIELDS: tuple[ConfigField, ...] = (
     ConfigField(
         "memory_per_gpu", "Memory per GPU, MiB", "Asked for with every job. Empty: Slurm's default.", kind="integer", minimum=1
     ),
-    ConfigField("stop_signal", "Stop signal", "Sent first, before the grace period.", kind="choice", choices=("TERM", "USR1"),
-                default="TERM"),
     ConfigField("checkpoint_directory", "Checkpoint folder",
                 "Shared folder; each job gets a subfolder, its path in GPUPORTAL_CHECKPOINT_DIR. Empty: none."),
     ConfigField("containers", "Container runtime", "Runs the job's image: pyxis (srun --container-image) or apptainer.",
@@ -98,7 +96,6 @@ class SlurmConfig:
     levels: tuple[tuple[str, str], ...] = ()
     cpus_per_gpu: int | None = None
     memory_per_gpu: int | None = None
-    stop_signal: Literal["TERM", "USR1"] = "TERM"
     checkpoint_directory: str = ""
     containers: Literal["none", "pyxis", "apptainer"] = "none"
     login_profile: bool = True
@@ -119,6 +116,11 @@ class SlurmConfig:
 
     def __repr__(self) -> str:  # the key stays out of logs
         return f"SlurmConfig({self.transport}, {self.url or self.ssh_host or 'this host'})"
+
+    @property
+    def personal(self) -> bool:
+        """Whether jobs run under the submitting person's account."""
+        return self.transport == "rest" or self.run_as != "self"
 
     def model_of(self, gres_type: str) -> str:
         """Our name of a GPU type of Slurm's; empty when it has none."""

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from scheduling.backends.base import Cause, RunReport, RunState
 from scheduling.backends.slurm.records import SlurmJob
-from scheduling.backends.slurm.script import CANNOT_RECORD, STARTED_TWICE
+from scheduling.backends.slurm.script import CANNOT_RECORD, STARTED_TWICE, WRONG_ACCOUNT
 from scheduling.backends.slurm.states import job_state
 
 #: slurmstepd ends a batch script with this signal number when it cannot open the output file.
@@ -59,6 +59,8 @@ def forgotten_report(attempt: UUID, record: tuple[int, datetime, str]) -> RunRep
 def _failure(job: SlurmJob, cause: Cause, detail: str) -> tuple[RunState, Cause, str]:
     if job.exit_status == STARTED_TWICE:
         return RunState.NODE_FAILED, Cause.NODE, "an earlier run of it was lost by Slurm; it was not started again"
+    if job.exit_status == WRONG_ACCOUNT:
+        return RunState.FAILED, Cause.REJECTED, f"Slurm ran it as {job.user or 'another account'}; it did nothing"
     if job.exit_status == CANNOT_RECORD or job.exit_signal == _NO_OUTPUT_SIGNAL:
         return RunState.NODE_FAILED, Cause.NODE, f"the output folder could not be written on {job.nodes}"
     return RunState.FAILED, cause, detail

@@ -23,7 +23,6 @@ _TOKEN_SECONDS = 300
 _KNOWN_AGE = 2.0
 #: slurm_errno.h: ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE.
 _INVALID_JOB_ID, _ALREADY_DONE = 2017, 2021
-_SIGNALS = {"TERM": "TERM", "USR1": "USR1", "KILL": "KILL"}
 
 
 class RestTransport:
@@ -44,6 +43,8 @@ class RestTransport:
         self._monotonic = monotonic
         self._dialect: Dialect | None = None
         self._recent: tuple[float, list[SlurmJob]] | None = None
+        #: Accounts of which it has been seen that their jobs run as them.
+        self._accounts: set[str] = set()
 
     # reading
 
@@ -54,7 +55,7 @@ class RestTransport:
         return f"slurm {slurm.get('release', '')} (slurmrestd {self._api().version})".replace("  ", " ")
 
     def warnings(self) -> tuple[str, ...]:
-        found = []
+        found = list(self._api().warnings)
         if not os.path.isdir(self._config.output_directory):
             found.append(
                 f"the output folder {self._config.output_directory} is not mounted where the portal runs: "
@@ -118,17 +119,29 @@ class RestTransport:
         number = content.get("job_id") or (content.get("result") or {}).get("job_id")
         if not number:
             raise Unreachable(f"slurmrestd answered a submit without a job id: {str(content)[:300]}")
+        self._check_owner(int(number), job.account)
         if recent is not None:
             accepted = SlurmJob(int(number), ("PENDING",), job.account, comment=job.comment)
             self._recent = (recent[0], [*recent[1], accepted])
         return int(number)
 
+    def _check_owner(self, job_id: int, account: str) -> None:
+        """slurmrestd takes jobs of accounts that its host does not know, and runs them as nobody."""
+        if account in self._accounts:
+            return
+        for job in self.lookup(job_id):
+            if job.user == account:
+                self._accounts.add(account)
+            else:
+                self._delete(SlurmJob(job_id, job.states, self._config.reader), "KILL")
+                raise Rejected(f"the cluster knows no account {account!r}: the job would have run as {job.user or 'nobody'}")
+
     def update(self, job: SlurmJob, *, comment: str, time_limit: int | None) -> None:
         body = self._api().update(comment, time_limit)
         self._request("POST", self._path(f"/job/{job.id}"), job.user, body)
 
-    def signal(self, job: SlurmJob, name: str) -> None:
-        self._delete(job, _SIGNALS[name])
+    def signal(self, job: SlurmJob) -> None:
+        self._delete(job, "USR1")
 
     def cancel(self, job: SlurmJob) -> None:
         self._delete(job, "KILL")
@@ -210,6 +223,9 @@ def _answer(response: httpx.Response, method: str, path: str) -> Mapping[str, An
             raise Rejected(f"slurmrestd knows no {path.partition('?')[0]}: is the URL right?")
         raise Unreachable(f"slurmrestd answered {method} {path} with {response.status_code} and no JSON")
     errors = [error for error in content.get("errors") or [] if error]
+    if errors and response.status_code == 200 and content.get("job_id"):
+        # Accepted, with a remark: it cannot start yet (a node is down, a limit reached).
+        return content
     if errors:
         raise _refusal(errors)
     if response.status_code >= 400:

@@ -26,6 +26,8 @@ class Dialect(Protocol):
     #: Whether ``submission`` wants the cluster's nodes.
     needs_nodes: bool
 
+    warnings: tuple[str, ...]
+
     def check(self, nodes: Sequence[SlurmNode], everything: Sequence[SlurmNode]) -> None:
         """Raises ``Rejected`` when jobs cannot be pinned to ``nodes``, a part of ``everything``."""
         ...
@@ -47,22 +49,26 @@ def choose_dialect(openapi: Mapping[str, Any]) -> Dialect:
         return ByFeature(offered[newest])
     if "required_nodes" not in _job_fields(openapi, offered[newest]):
         raise Rejected(f"slurmrestd's {offered[newest]} has no required_nodes in a submit: jobs cannot be pinned to nodes")
-    return ByNode(offered[newest], frozenset(_job_fields(openapi, offered[newest])))
+    return ByNode(offered[newest], _job_fields(openapi, offered[newest]))
 
 
-def _job_fields(openapi: Mapping[str, Any], version: str) -> list[str]:
+def _job_fields(openapi: Mapping[str, Any], version: str) -> Mapping[str, Any]:
     """Fields of the job in a submit, following the references in the daemon's own description."""
     schemas = openapi.get("components", {}).get("schemas", {})
     for name in (f"{version}_job_desc_msg", f"{version}_job_properties", f"{version}_job_submission"):
         if "properties" in schemas.get(name, {}):
-            return list(schemas[name]["properties"])
-    return []
+            return dict(schemas[name]["properties"])
+    return {}
 
 
 class ByFeature:
     """v0.0.38."""
 
     needs_nodes = True
+    warnings: tuple[str, ...] = (
+        "slurmrestd v0.0.38 does not pass on that jobs must not be requeued: set JobRequeue=0 in slurm.conf. Otherwise "
+        "Slurm puts jobs back into its queue after a node failure; the portal ends them there and starts them itself",
+    )
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -94,6 +100,7 @@ class ByFeature:
         names = [features[node] for node in group.nodes]
         found: dict[str, Any] = {
             **_common(job),
+            "open_mode": "append",
             "environment": dict(_environment()),
             "nodes": [len(group.nodes), len(group.nodes)],
             "tasks": len(group.nodes) * group.workers_per_node,
@@ -104,7 +111,7 @@ class ByFeature:
         if job.time_limit is not None:
             found["time_limit"] = job.time_limit
         if job.signal_before:
-            found["signal"] = f"{_signal_number(job)}@{job.signal_before}"
+            found["signal"] = f"{int(signal.SIGTERM)}@{job.signal_before}"
         if job.cpus_per_worker is not None:
             found["cpus_per_task"] = job.cpus_per_worker
         if job.memory_per_worker is not None:
@@ -116,8 +123,9 @@ class ByNode:
     """v0.0.39 and later."""
 
     needs_nodes = False
+    warnings: tuple[str, ...] = ()
 
-    def __init__(self, version: str, fields: frozenset[str]) -> None:
+    def __init__(self, version: str, fields: Mapping[str, Any]) -> None:
         self.version = version
         self._fields = fields
 
@@ -127,7 +135,7 @@ class ByNode:
     def submission(self, job: Submission, nodes: Sequence[SlurmNode]) -> dict[str, Any]:
         parts = [self._component(job, group) for group in job.groups]
         for part in parts:
-            unknown = sorted(part.keys() - self._fields)
+            unknown = sorted(part.keys() - self._fields.keys())
             if unknown:
                 raise Rejected(f"slurmrestd {self.version} knows no {', '.join(unknown)} in a submit")
         if len(parts) == 1:
@@ -140,6 +148,7 @@ class ByNode:
     def _component(self, job: Submission, group: Group) -> dict[str, Any]:
         found: dict[str, Any] = {
             **_common(job),
+            "open_mode": self._open_mode(),
             "environment": [f"{name}={value}" for name, value in _environment()],
             "required_nodes": list(group.nodes),
             "minimum_nodes": len(group.nodes),
@@ -151,13 +160,18 @@ class ByNode:
         if job.time_limit is not None:
             found["time_limit"] = _number(job.time_limit)
         if job.signal_before:
-            found["kill_warning_signal"] = job.signal
+            found["kill_warning_signal"] = "TERM"
             found["kill_warning_delay"] = _number(job.signal_before)
         if job.cpus_per_worker is not None:
             found["cpus_per_task"] = job.cpus_per_worker
         if job.memory_per_worker is not None:
             found["memory_per_node"] = _number(job.memory_per_worker * group.workers_per_node)
         return found
+
+
+    def _open_mode(self) -> str | list[str]:
+        """A word until v0.0.39, a list of flags (by reference) since."""
+        return "append" if self._fields.get("open_mode", {}).get("type") == "string" else ["APPEND"]
 
 
 def _common(job: Submission) -> dict[str, Any]:
@@ -183,10 +197,6 @@ def _environment() -> list[tuple[str, str]]:
 
 def _number(value: int) -> dict[str, Any]:
     return {"set": True, "infinite": False, "number": value}
-
-
-def _signal_number(job: Submission) -> int:
-    return int(getattr(signal, f"SIG{job.signal}"))
 
 
 def _own_features(nodes: Sequence[SlurmNode]) -> dict[str, str]:

@@ -4,8 +4,10 @@ It is written so that the attempt runs once even if Slurm starts it twice (a los
 requeue behind our back): the first act is to create ``UUID.started`` in the output folder, which fails when it is
 there. ``UUID.ended`` keeps the exit code for the time when Slurm has forgotten the job.
 
-A stop signal reaches the job's steps. The worker's shell only notes it and goes on waiting, so that the program it
-started, which has got the signal too, can write its checkpoint within the grace period.
+A stop is SIGTERM to the job's steps. The worker's shell only notes it and goes on waiting, so that the program it
+started, which has got the signal too, can write its checkpoint within the grace period. slurmrestd v0.0.38 can only
+signal steps, batch script and srun together, and srun takes SIGTERM as an order to kill its step at once. So over
+slurmrestd SIGUSR1 is sent, which srun passes on; a watcher beside the program turns it into SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from scheduling.backends.slurm.transport import Group
 #: Exit codes of the script itself (sysexits.h has 64 to 78; programs rarely use these two).
 STARTED_TWICE = 76
 CANNOT_RECORD = 73
+WRONG_ACCOUNT = 77
 NO_DIRECTORY = 72
 
 _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
@@ -29,8 +32,11 @@ _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 #: program may have 128 KiB in Linux (MAX_ARG_STRLEN).
 LONGEST_COMMAND = 120_000
 
-_WORKER = r"""told=
-trap told=1 TERM USR1
+_WORKER = r"""(trap : TERM; trap 'kill -TERM 0' USR1; while :; do sleep 3600 & wait $!; done) >/dev/null 2>&1 &
+watcher=$!
+told=
+trap told=1 TERM
+trap '' USR1
 export GPUPORTAL_WORKER=$((GPUPORTAL_FIRST_WORKER + SLURM_PROCID))
 if [ "$GPUPORTAL_WORKERS_PER_NODE" -gt 1 ]; then
   for list in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES GPU_DEVICE_ORDINAL ZE_AFFINITY_MASK; do
@@ -43,6 +49,7 @@ if [ "$GPUPORTAL_WORKERS_PER_NODE" -gt 1 ]; then
 fi
 eval "$1"
 code=$?
+kill -KILL "$watcher" 2>/dev/null
 if [ -n "$told" ] && [ "$code" -ne 0 ] && [ "$GPUPORTAL_WORKERS" -gt 1 ]; then
   # A worker that obeys early must not have the others killed within their grace period.
   echo "$code" >"$GPUPORTAL_RECORD.stopped.$GPUPORTAL_WORKER" && exit 0
@@ -52,7 +59,7 @@ exit "$code"
 
 _HEAD = r"""#!/bin/bash
 # GPU Portal: job {job}, attempt {attempt}.
-GPUPORTAL_RECORD={record}
+{identity}GPUPORTAL_RECORD={record}
 if ! (set -o noclobber; echo "$SLURM_JOB_ID $(date +%s)" >"$GPUPORTAL_RECORD.started") 2>/dev/null; then
   if [ -s "$GPUPORTAL_RECORD.started" ]; then
     echo "GPU Portal: this attempt has been started before; the second start does nothing."
@@ -68,10 +75,13 @@ USER=$(id -un) LOGNAME=$(id -un) HOME=$(getent passwd "$(id -u)" | cut -d: -f6) 
 export USER LOGNAME HOME SLURM_EXPORT_ENV GPUPORTAL_RECORD
 """
 
-_TAIL = r"""wait_for() {
+_TAIL = r"""trap told=1 TERM USR1
+wait_for() {
   local left=("${steps[@]}") code=0 one
   while [ "${#left[@]}" -gt 0 ]; do
+    told=
     wait -n "${left[@]}"; one=$?
+    [ -n "$told" ] && [ "$one" -gt 128 ] && continue  # a signal, not an end
     [ "$one" -gt "$code" ] && code=$one
     local running=() step
     for step in "${left[@]}"; do kill -0 "$step" 2>/dev/null && running+=("$step"); done
@@ -111,6 +121,7 @@ def batch_script(config: SlurmConfig, command: StartCommand, groups: tuple[Group
         _HEAD.format(
             job=command.job_id,
             attempt=command.attempt,
+            identity=_identity(config, command),
             record=shlex.quote(record_path(config, command.attempt)),
             twice=STARTED_TWICE,
             cannot=CANNOT_RECORD,
@@ -151,6 +162,14 @@ def environment(config: SlurmConfig, command: StartCommand) -> Mapping[str, str]
             raise Rejected(f"the environment variable {name} has a NUL character in its value")
         found[name] = str(value)
     return found
+
+
+def _identity(config: SlurmConfig, command: StartCommand) -> str:
+    """slurmrestd runs the job of an account it does not know as another one: such a job must do nothing."""
+    if not config.personal:
+        return ""
+    account = shlex.quote(command.account)
+    return f'if [ "$(id -un)" != {account} ]; then echo "GPU Portal: not running as" {account}; exit {WRONG_ACCOUNT}; fi\n'
 
 
 def _step(config: SlurmConfig, command: StartCommand, group: Group, het_group: int | None, first: int) -> str:

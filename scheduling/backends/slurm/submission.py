@@ -26,7 +26,7 @@ def build_submission(config: SlurmConfig, command: StartCommand, shards: Callabl
     parts = max(command.gpus_per_worker, 1)
     return Submission(
         attempt=command.attempt,
-        account=command.account,
+        account=command.account if config.personal else "",
         name=_name(command.job_name) or str(command.attempt),
         comment=Tag(config.instance, command.attempt).text(),
         groups=_groups(config, command, shards),
@@ -35,7 +35,6 @@ def build_submission(config: SlurmConfig, command: StartCommand, shards: Callabl
         directory=config.output_directory,
         time_limit=_minutes(command.walltime),
         signal_before=min(math.ceil(command.grace.total_seconds()), 65535),
-        signal=config.stop_signal,
         cpus_per_worker=config.cpus_per_gpu * parts if config.cpus_per_gpu else None,
         memory_per_worker=config.memory_per_gpu * parts if config.memory_per_gpu else None,
         partition=config.partition,

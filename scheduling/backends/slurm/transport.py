@@ -30,6 +30,7 @@ class Submission:
     """One batch job, in no transport's words."""
 
     attempt: UUID
+    #: Empty = the portal's own.
     account: str
     name: str
     comment: str
@@ -39,9 +40,8 @@ class Submission:
     directory: str
     #: Minutes; None = the partition's default.
     time_limit: int | None = None
-    #: Seconds before the time limit at which ``signal`` is sent; 0 = not.
+    #: Seconds before the time limit at which SIGTERM is sent; 0 = not.
     signal_before: int = 0
-    signal: str = "TERM"
     cpus_per_worker: int | None = None
     #: MiB per node and worker.
     memory_per_worker: int | None = None
@@ -87,8 +87,8 @@ class Transport(Protocol):
 
     def update(self, job: SlurmJob, *, comment: str, time_limit: int | None) -> None: ...
 
-    def signal(self, job: SlurmJob, name: str) -> None:
-        """To the job's steps, not to its batch script."""
+    def signal(self, job: SlurmJob) -> None:
+        """The stop signal to the job's steps; see ``script`` for what becomes of it there."""
         ...
 
     def cancel(self, job: SlurmJob) -> None:
