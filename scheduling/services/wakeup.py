@@ -3,6 +3,7 @@ away never fails the request that wanted to wake it."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import structlog
@@ -15,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 def _send(task: str, expires: int) -> None:
     try:
-        current_app.send_task(task, expires=expires, retry=False)
+        current_app.send_task(task, kwargs={"asked_at": time.time()}, expires=expires, retry=False)
     except (OperationalError, OSError, TimeoutError) as error:
         log.warning("wakeup.not_sent", task=task, error=str(error))
 

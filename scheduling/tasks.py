@@ -1,0 +1,35 @@
+"""Celery tasks: wake-ups and nothing else. Each reads the state, moves one step, and may be lost or doubled."""
+
+from __future__ import annotations
+
+from celery import shared_task
+
+from scheduling.services import cycle as cycle_service
+from scheduling.services import dispatch as dispatch_service
+from scheduling.services import reconcile as reconcile_service
+from scheduling.services.housekeeping import housekeeping as do_housekeeping
+
+
+@shared_task(name="scheduling.tasks.run_cycle", ignore_result=True)
+def run_cycle(asked_at: float | None = None) -> None:
+    """Schedule until nothing changes; ask again when the engine says so."""
+    outcome = cycle_service.run_cycle(asked_at=asked_at)
+    if outcome.locked_out:
+        run_cycle.apply_async(kwargs={"asked_at": asked_at}, countdown=1, expires=30)
+    elif outcome.wake_in is not None and outcome.wake_in < 5:
+        run_cycle.apply_async(countdown=outcome.wake_in, expires=outcome.wake_in + 30)
+
+
+@shared_task(name="scheduling.tasks.dispatch", ignore_result=True)
+def dispatch(asked_at: float | None = None) -> None:
+    dispatch_service.dispatch()
+
+
+@shared_task(name="scheduling.tasks.reconcile", ignore_result=True)
+def reconcile(asked_at: float | None = None) -> None:
+    reconcile_service.reconcile()
+
+
+@shared_task(name="scheduling.tasks.housekeeping", ignore_result=True)
+def housekeeping() -> None:
+    do_housekeeping()
