@@ -45,7 +45,11 @@ BEGIN
         SELECT
             CASE WHEN n.outcome <> o.outcome OR n.last_checkpoint_at IS DISTINCT FROM o.last_checkpoint_at
                  THEN least(coalesce(o.last_checkpoint_at, n.started_at), coalesce(n.last_checkpoint_at, n.started_at))
-                 ELSE least(o.running_at, n.running_at, o.stop_requested_at, n.stop_requested_at, o.ended_at, n.ended_at)
+                 ELSE least(
+                     CASE WHEN n.running_at IS DISTINCT FROM o.running_at THEN n.started_at END,
+                     CASE WHEN n.stop_requested_at IS DISTINCT FROM o.stop_requested_at
+                          THEN least(n.stop_requested_at, o.stop_requested_at) END,
+                     CASE WHEN n.ended_at IS DISTINCT FROM o.ended_at THEN least(n.ended_at, o.ended_at) END)
             END AS since,
             coalesce(n.ended_at, clock_timestamp()) AS until
         FROM changed n JOIN previous o USING (id)
