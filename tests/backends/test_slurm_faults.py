@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -178,9 +179,9 @@ def test_a_wrong_key_is_refused_on_connecting_and_waited_out_later(own_slurm: Sl
     backend = from_config(config, {"jwt_key": base64.b64encode(b"x" * 32).decode()})
     with pytest.raises(Rejected, match="token"):
         backend.describe()
-    with pytest.raises(Unreachable, match="token"):
+    with pytest.raises(Unreachable):
         backend.start(counted(own_slurm, 0, "n0"))
-    with pytest.raises(Unreachable, match="token"):
+    with pytest.raises(Unreachable):
         backend.observe("", [])
 
 
@@ -193,8 +194,9 @@ def test_a_killed_slurmctld_loses_no_attempt_unnoticed_and_runs_none_twice(
     dice = random.Random(transport)
     backend = own_slurm.backend(transport, timeout=4)
     commands = []
-    for round_ in range(3):
-        killer = threading.Timer(dice.uniform(0.05, 1.0), os.kill, (own_slurm.pid("slurmctld"), signal.SIGKILL))
+    for _ in range(3):
+        time.sleep(6)  # once something is saved, job numbers are not used again
+        killer = threading.Timer(dice.uniform(0.3, 8), os.kill, (own_slurm.pid("slurmctld"), signal.SIGKILL))
         killer.start()
         batch = [counted(own_slurm, dice.uniform(0.1, 3), f"n{index % 4}") for index in range(8)]
         accepted = 0
@@ -202,6 +204,7 @@ def test_a_killed_slurmctld_loses_no_attempt_unnoticed_and_runs_none_twice(
             try:
                 backend.start(command)
                 accepted += 1
+                time.sleep(dice.uniform(0, 0.5))
             except Unreachable:
                 break
         killer.join()
@@ -213,9 +216,13 @@ def test_a_killed_slurmctld_loses_no_attempt_unnoticed_and_runs_none_twice(
         commands += batch
     outcomes = {}
     for command in commands:
-        outcomes[command.attempt] = wait_until(
-            lambda c=command: (r := _observed(backend, c.attempt)) and (r == "missing" or RunState(r).final) and r, 60
-        )
+        try:
+            outcomes[command.attempt] = wait_until(lambda c=command: _outcome(backend, c.attempt), 60)
+        except AssertionError:
+            lines = own_slurm.run("squeue", "-t", "all", "-o", "%A %T %r %N %k").splitlines()
+            told = [line for line in lines if str(command.attempt) in line]
+            raise AssertionError(f"{report(backend, command.attempt)}: {told}") from None
+    print(Counter(outcomes.values()))
     for attempt, outcome in outcomes.items():
         count = runs(own_slurm, attempt)
         assert count <= 1, f"{attempt} ran {count} times"
@@ -226,9 +233,12 @@ def test_a_killed_slurmctld_loses_no_attempt_unnoticed_and_runs_none_twice(
     assert sum(outcome == RunState.SUCCEEDED for outcome in outcomes.values()) >= len(commands) / 2
 
 
-def _observed(backend: SlurmBackend, attempt: UUID) -> str:
+def _outcome(backend: SlurmBackend, attempt: UUID) -> str:
+    """How it ended; empty while it has not, or the cluster does not tell."""
     try:
         found = report(backend, attempt)
     except Unreachable:
         return ""
-    return str(found.state) if found is not None else "missing"
+    if found is None:
+        return "missing"
+    return str(found.state) if found.state.final else ""

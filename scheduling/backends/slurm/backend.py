@@ -169,11 +169,19 @@ class SlurmBackend:
 
     def _settle(self, attempt: UUID, jobs: list[SlurmJob], at: datetime) -> RunReport:
         """Report on an attempt; end what must not run: twins, requeued jobs, jobs past their grace."""
-        chosen = choose(jobs)
+        starter = self._started_record(attempt) if len(jobs) > 1 else None
+        chosen = choose(jobs, starter)
         for job in jobs:
-            if job is not chosen and not _final(job):
+            # Without a record a running one may be the one: its script finds out by itself.
+            certain = starter == chosen.id or "PENDING" in job.states
+            if job is not chosen and certain and not _final(job):
                 logger.warning("Slurm job %s is a second one of attempt %s: cancelled", job.id, attempt)
                 self._cancel(job)
+        if chosen.exit_status == STARTED_TWICE and _final(chosen):
+            # Slurm lost the job that ran; what that one left behind counts.
+            record = self._ended_record(attempt)
+            if record is not None:
+                return forgotten_report(attempt, record)
         report = run_report(attempt, chosen)
         tag = chosen.tag
         if report.state is RunState.REQUEUED and not _final(chosen, ignore_restarts=True):
@@ -196,7 +204,7 @@ class SlurmBackend:
         now = self._now()
         running = job.started is not None and job.started <= now and "RUNNING" in job.states
         if not running or command.grace <= timedelta(0):
-            self._mark(job, tag, now, now)
+            self._mark(job, replace(tag, stop_by=int(now.timestamp())))
             self._cancel(job)
             return
         stop_by = now + command.grace
@@ -205,23 +213,25 @@ class SlurmBackend:
             if now.timestamp() >= tag.stop_by:
                 self._cancel(job)
                 return
-            if stop_by.timestamp() >= tag.stop_by:
-                return
-        if tag.stop_by is None:
-            # Before the mark: should the mark fail, the next try signals again rather than never.
+            stop_by = min(stop_by, datetime.fromtimestamp(tag.stop_by, UTC))
+        marked = replace(tag, stop_by=math.ceil(stop_by.timestamp()))
+        if marked != tag:
+            self._mark(job, marked, self._backstop(job, stop_by))
+        if not tag.told:
+            # Noted only afterwards: should the portal fall over in between, the next try signals once more.
             self._signal(job)
-        self._mark(job, tag, now, stop_by)
+            self._mark(job, replace(marked, told=True))
 
-    def _mark(self, job: SlurmJob, tag: Tag, now: datetime, stop_by: datetime) -> None:
-        comment = replace(tag, stop_by=math.ceil(stop_by.timestamp())).text()
-        limit = None
-        if job.started is not None and stop_by > now:
-            # Whole minutes, one to spare: the portal is to be first.
-            minutes = math.ceil((stop_by - job.started).total_seconds() / 60) + 1
-            if job.time_limit is None or minutes < job.time_limit:
-                limit = minutes
+    def _backstop(self, job: SlurmJob, stop_by: datetime) -> int | None:
+        """A time limit for Slurm to end the job by if the portal does not: whole minutes, one to spare."""
+        if job.started is None:
+            return None
+        minutes = math.ceil((stop_by - job.started).total_seconds() / 60) + 1
+        return minutes if job.time_limit is None or minutes < job.time_limit else None
+
+    def _mark(self, job: SlurmJob, tag: Tag, time_limit: int | None = None) -> None:
         try:
-            self._transport.update(job, comment=comment, time_limit=limit)
+            self._transport.update(job, comment=tag.text(), time_limit=time_limit)
         except NotFound:
             logger.info("Slurm job %s was gone before it could be stopped", job.id)
 
@@ -230,6 +240,12 @@ class SlurmBackend:
             self._transport.signal(job)
         except NotFound:
             logger.info("Slurm job %s was gone before it could be signalled", job.id)
+
+    def _started_record(self, attempt: UUID) -> int | None:
+        """The Slurm job that has started the attempt; None when none has, or the folder cannot be read."""
+        data = self._transport.read_file(f"{record_path(self._config, attempt)}.started", 0, 100)
+        words = (data or b"").split()
+        return int(words[0]) if words else None
 
     def _ended_record(self, attempt: UUID) -> tuple[int, datetime, str] | None:
         """Exit code, instant and job id that the batch script left behind; None when it has not ended so."""
@@ -253,11 +269,15 @@ class _passing:
             raise Unreachable(f"Slurm answered something that cannot be read: {error}") from error
 
 
-def choose(jobs: Sequence[SlurmJob]) -> SlurmJob:
+def choose(jobs: Sequence[SlurmJob], starter: int | None = None) -> SlurmJob:
     """Which of an attempt's Slurm jobs is the attempt: more than one come from a lost answer and a second submit.
 
-    The one that ran first; the batch script lets no other do anything. Without any that ran, the oldest one alive.
+    The ``starter``: the one whose batch script came first, which lets no other do anything. Where that is not known,
+    the one that ran first; without any that ran, the oldest one alive.
     """
+    for job in jobs:
+        if job.id == starter:
+            return job
 
     def rank(job: SlurmJob) -> tuple[bool, bool, float, int]:
         blocked = job.exit_status == STARTED_TWICE and _final(job)

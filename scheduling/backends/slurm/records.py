@@ -28,11 +28,15 @@ class Tag:
     attempt: UUID
     #: Set when a stop has been asked for: the end at the latest, seconds since the epoch.
     stop_by: int | None = None
+    #: The stop signal has been sent.
+    told: bool = False
 
     def text(self) -> str:
         content: dict[str, object] = {"portal": self.instance, "attempt": str(self.attempt)}
         if self.stop_by is not None:
             content["stop_by"] = self.stop_by
+        if self.told:
+            content["told"] = True
         return json.dumps(content, separators=(",", ":"))
 
     @classmethod
@@ -41,7 +45,8 @@ class Tag:
         try:
             content = json.loads(comment)
             stop_by = content.get("stop_by")
-            return cls(str(content["portal"]), UUID(content["attempt"]), None if stop_by is None else int(stop_by))
+            instance, attempt = str(content["portal"]), UUID(content["attempt"])
+            return cls(instance, attempt, None if stop_by is None else int(stop_by), bool(content.get("told")))
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 

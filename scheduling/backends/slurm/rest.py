@@ -19,6 +19,10 @@ from scheduling.backends.slurm.records import SlurmJob, SlurmNode, read_job, rea
 from scheduling.backends.slurm.rest_dialects import Dialect, choose_dialect
 from scheduling.backends.slurm.transport import BadCredentials, Submission
 
+class NoReason(Unreachable):
+    """slurmrestd has an error but cannot say which."""
+
+
 _TOKEN_SECONDS = 300
 _KNOWN_AGE = 2.0
 #: slurm_errno.h: ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE.
@@ -49,7 +53,12 @@ class RestTransport:
     # reading
 
     def version(self) -> str:
-        content = self._get("/ping")
+        try:
+            content = self._get("/ping")
+        except NoReason as error:
+            raise BadCredentials(
+                f"slurmctld gave slurmrestd no answer to the portal's token: wrong key, or slurmctld is down ({error})"
+            ) from error
         meta = content.get("meta") or {}
         slurm = meta.get("Slurm") or meta.get("slurm") or {}
         return f"slurm {slurm.get('release', '')} (slurmrestd {self._api().version})".replace("  ", " ")
@@ -233,6 +242,9 @@ def _answer(response: httpx.Response, method: str, path: str) -> Mapping[str, An
     return content
 
 
+_NO_REASON = {-1, 5005}
+
+
 def _refusal(errors: Sequence[Any]) -> BackendError:
     words, numbers = [], set()
     for error in errors:
@@ -243,6 +255,9 @@ def _refusal(errors: Sequence[Any]) -> BackendError:
         parts = [str(error[key]) for key in ("error", "description") if error.get(key)]
         words.append(": ".join(dict.fromkeys(parts)))
     said = "; ".join(words)
+    if numbers and numbers <= _NO_REASON:
+        # What slurmrestd 22.05 says when slurmctld refuses its token, and when slurmctld does not answer.
+        return NoReason(said)
     if _INVALID_JOB_ID in numbers:
         return NotFound(said)
     if _ALREADY_DONE in numbers:
