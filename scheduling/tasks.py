@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from scheduling.services import cycle as cycle_service
+from scheduling.services import demo as demo_service
 from scheduling.services import dispatch as dispatch_service
 from scheduling.services import reconcile as reconcile_service
 from scheduling.services.housekeeping import housekeeping as do_housekeeping
@@ -33,3 +34,8 @@ def reconcile(asked_at: float | None = None) -> None:
 @shared_task(name="scheduling.tasks.housekeeping", ignore_result=True)
 def housekeeping() -> None:
     do_housekeeping()
+
+
+@shared_task(name="scheduling.tasks.feed_demo", ignore_result=True)
+def feed_demo() -> None:
+    demo_service.feed()

@@ -36,6 +36,13 @@ class ConfigField:
     maximum: int | None = None
 
 
+#: Read by the dispatch service, the same for every kind of cluster.
+DISPATCH_PARALLEL = ConfigField(
+    "dispatch_parallel", "Commands at once", "How many commands are sent at the same time.", kind="integer",
+    minimum=1, maximum=32, default=1,
+)  # fmt: skip
+
+
 class _Wrong(Exception):
     """One value is not what its field wants."""
 

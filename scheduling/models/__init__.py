@@ -13,6 +13,7 @@ from scheduling.models.decisions import (
     Reservation,
     TeamUsage,
 )
+from scheduling.models.demo import DemoFeed
 from scheduling.models.hardware import (
     GPU,
     Cluster,
@@ -60,6 +61,7 @@ __all__ = [
     "Command",
     "Cycle",
     "Decision",
+    "DemoFeed",
     "DirtyRange",
     "Drift",
     "Estimate",

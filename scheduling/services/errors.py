@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-
-class InvalidRequest(ValueError):
-    """Bad input: messages by field, each naming the value and what is allowed."""
-
-    def __init__(self, errors: dict[str, list[str]]) -> None:
-        self.errors = errors
-        super().__init__("; ".join(f"{field}: {' '.join(messages)}" for field, messages in errors.items()))
+from teams.services.errors import Invalid as InvalidRequest
 
 
 class Conflict(Exception):
     """The object is not (any more) in a state that allows this, or was changed meanwhile."""
+
+
+__all__ = ["Conflict", "InvalidRequest"]

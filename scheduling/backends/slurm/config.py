@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from scheduling.backends.fields import ConfigError, ConfigField, read_settings
+from scheduling.backends.fields import DISPATCH_PARALLEL, ConfigError, ConfigField, read_settings
 
 RunAs = Literal["root", "sudo", "self"]
 
@@ -55,6 +55,7 @@ FIELDS: tuple[ConfigField, ...] = (
     ConfigField("instance", "Name of this portal", "Written into each job's comment; two portals on one cluster need two names.",
                 default="gpuportal"),
     ConfigField("timeout", "Time-out, seconds", "For one command or request.", kind="integer", minimum=1, maximum=600, default=30),
+    DISPATCH_PARALLEL,
     # commands
     ConfigField("slurm_conf", "slurm.conf", "Path for SLURM_CONF. Empty: the default of the host.", ),
     ConfigField("bin_directory", "Folder of the commands", "Where sbatch is. Empty: found on the PATH."),
@@ -157,7 +158,7 @@ def parse(config: Mapping[str, object], secret: Mapping[str, object] | None) -> 
         errors["run_as"] = "root over SSH needs the SSH user root; use sudo for any other"
     if errors:
         raise ConfigError(errors)
-    names = {field.name for field in FIELDS} - {"gpu_models", "levels", "jwt_key"}
+    names = {field.name for field in FIELDS} - {"gpu_models", "levels", "jwt_key", "dispatch_parallel"}
     plain = {name: ("" if values[name] is None and name not in _OPTIONAL_NUMBERS else values[name]) for name in names}
     return SlurmConfig(**plain, gpu_models=dict(models), levels=tuple(levels), jwt_key=key)  # type: ignore[arg-type]
 

@@ -153,14 +153,15 @@ def environment(config: SlurmConfig, command: StartCommand) -> Mapping[str, str]
         "GPUPORTAL_WORKERS": str(len(command.slots)),
         "GPUPORTAL_GPUS_PER_WORKER": str(command.gpus_per_worker),
     }
-    if config.checkpoint_directory:
-        found["GPUPORTAL_CHECKPOINT_DIR"] = f"{config.checkpoint_directory.rstrip('/')}/{command.job_id}"
     for name, value in command.environment.items():
         if not _VARIABLE.match(name):
             raise Rejected(f"{name!r} is no name for an environment variable (letters, digits, _; no digit first)")
         if "\0" in str(value):
             raise Rejected(f"the environment variable {name} has a NUL character in its value")
         found[name] = str(value)
+    if config.checkpoint_directory:
+        # The folder differs by cluster: the cluster's setting goes before the portal's.
+        found["GPUPORTAL_CHECKPOINT_DIR"] = f"{config.checkpoint_directory.rstrip('/')}/{command.job_id}"
     return found
 
 
