@@ -6,9 +6,7 @@ ends before every promise on that device begins; interruptible work may use it u
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from scheduling.engine.placement import View, place, reduced_view, whole_view
 from scheduling.engine.snapshot import GPU, Attempt, AttemptState, Job, Placement, Slot, WindowKind
@@ -17,7 +15,7 @@ from scheduling.engine.work import Promise, Work, amount_of, avoid_bits, may_bor
 #: An attempt past its walltime is reckoned to end this many seconds from now.
 OVERDUE = 60.0
 
-#: How many later instants one search for a reservation looks at beyond the first that could do.
+#: How many instants at which enough is free one search for a reservation tries against the promises.
 SEARCH_STEPS = 64
 
 
@@ -122,31 +120,43 @@ def yields_to(attempt: Attempt, job: Job) -> bool:
     return attempt.filler and attempt.job.id != job.id and job.submitted <= attempt.started
 
 
-@dataclass(slots=True)
-class Timeline:
-    """When running attempts free which devices of one pool, soonest first."""
+def releases(work: Work, pool: int, job: Job) -> list[tuple[float, int, Attempt]]:
+    """(expected end, id, attempt) of what runs in a pool, soonest first; fillers leave for ``job`` if they must."""
+    rows, fillers = _running_ends(work, pool)
+    leaving = [row for row in fillers if yields_to(row[2], job) and row[1] not in work.evicted]
+    if not leaving:
+        return rows
+    gone = {row[1] for row in leaving}
+    early = [(work.now + row[2].job.request.grace, row[1], row[2]) for row in leaving]
+    return sorted([*early, *(row for row in rows if row[1] not in gone)], key=_by_end)
 
-    ends: list[float] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, work: Work, pool: int, job: Job) -> Timeline:
-        rows = []
-        state = work.pools[pool]
-        for attempt in work.state.by_pool[pool].values():
-            if yields_to(attempt, job) and attempt.id not in work.evicted:
-                end = work.now + attempt.job.request.grace
-            else:
-                end = expected_end(work, attempt)
-            if any(state.usable >> state.index[slot.node] & 1 for slot in attempt.placement):
-                rows.append((end, attempt.id, attempt))
-        for start in work.starts:
-            if start.pool == pool:
-                started = work.state.jobs[start.job]
-                run = Attempt(-start.job, started, pool, start.placement, work.now, workers=start.workers)
-                rows.append((work.now + work.walltime(started, pool), run.id, run))
-        rows.sort(key=lambda row: (row[0], row[1]))
-        return cls([row[0] for row in rows], [row[2] for row in rows])
+def _by_end(row: tuple[float, int, Attempt]) -> tuple[float, int]:
+    return row[:2]
+
+
+def _running_ends(
+    work: Work, pool: int
+) -> tuple[list[tuple[float, int, Attempt]], list[tuple[float, int, Attempt]]]:
+    """All attempts of a pool by expected end, and the fillers among them; worked out once until something changes."""
+    cached = work.ends_of.get(pool)
+    if cached is not None and cached[0] == work.version[pool]:
+        return cached[1], cached[2]
+    state = work.pools[pool]
+    rows = [
+        (expected_end(work, attempt), number, attempt)
+        for number, attempt in work.state.by_pool[pool].items()
+        if state.usable == state.every or any(state.usable >> state.index[s.node] & 1 for s in attempt.placement)
+    ]
+    for start in work.starts:
+        if start.pool == pool:
+            started = work.state.jobs[start.job]
+            run = Attempt(-start.job, started, pool, start.placement, work.now, workers=start.workers)
+            rows.append((work.now + work.walltime(started, pool), run.id, run))
+    rows.sort(key=_by_end)
+    fillers = [row for row in rows if row[2].filler]
+    work.ends_of[pool] = (work.version[pool], rows, fillers)
+    return rows, fillers
 
 
 class Future:
@@ -177,6 +187,20 @@ class Future:
                 self.buckets[before.bit_count()] &= ~bit
                 self.buckets[after.bit_count()] |= bit
 
+    def could_fit(self, job: Job) -> bool:
+        """A cheap test that never says no wrongly."""
+        request = job.request
+        if not request.gpus:
+            return True
+        fit = 0
+        for free in range(request.gpus, len(self.buckets)):
+            nodes = self.buckets[free]
+            if nodes:
+                fit += free // request.gpus * nodes.bit_count()
+                if fit >= request.workers:
+                    return True
+        return False
+
     def view(self) -> View:
         return View(self._state, self.buckets, self._state.usable, {}, self.added)
 
@@ -194,25 +218,26 @@ class Future:
 
 def earliest(work: Work, job: Job, pool: int) -> tuple[float, Placement] | None:
     """The earliest time at which running jobs' walltimes free a placement that no promise needs, and where."""
-    timeline = Timeline.of(work, pool, job)
+    rows = releases(work, pool, job)
     length = work.walltime(job, pool)
     later = sorted({p.ends for p in work.promises[pool] if p.ends > work.now})
-    instants = sorted({work.now, *timeline.ends, *later})
-    first = _first_fit_ignoring_promises(work, job, pool, timeline, instants)
-    if first is None:
-        return None
     future = Future(work, pool)
-    done = 0
-    for instant in _candidates(instants[first:]):
-        upto = bisect_right(timeline.ends, instant)
-        for attempt in timeline.attempts[done:upto]:
-            future.give_back(attempt)
-        done = upto
-        if not _admitted_by_then(work, job, pool, timeline.attempts[:upto]):
+    done = tried = 0
+    for instant in sorted({work.now, *(row[0] for row in rows), *later}):
+        first = done
+        while done < len(rows) and rows[done][0] <= instant:
+            future.give_back(rows[done][2])
+            done += 1
+        if (first == done and instant not in later and instant != work.now) or not future.could_fit(job):
+            continue
+        if not _admitted_by_then(work, job, pool, [row[2] for row in rows[:done]]):
             continue
         found = _fits_at(work, job, pool, future, instant, instant + length)
         if found is not None:
             return instant, found
+        tried += 1
+        if tried >= SEARCH_STEPS:
+            return None
     return None
 
 
@@ -234,43 +259,10 @@ def _admitted_by_then(work: Work, job: Job, pool: int, ended: list[Attempt]) -> 
     return all(fragile[team] + amount <= guaranteed[team] for team in path)
 
 
-def _candidates(instants: list[float]) -> list[float]:
-    """The next instants one by one; far more of them are thinned out, the last one is always there."""
-    if len(instants) <= SEARCH_STEPS:
-        return instants
-    step = max(1, len(instants) // SEARCH_STEPS)
-    return [*instants[: SEARCH_STEPS // 2], *instants[SEARCH_STEPS // 2 :: step], instants[-1]]
-
-
-def _first_fit_ignoring_promises(
-    work: Work, job: Job, pool: int, timeline: Timeline, instants: list[float]
-) -> int | None:
-    """Free devices only grow as attempts end, so the first instant that could do is found by halving."""
-
-    def fits(at: int) -> bool:
-        future = Future(work, pool)
-        for attempt in timeline.attempts[: bisect_right(timeline.ends, instants[at])]:
-            future.give_back(attempt)
-        return _fits_at(work, job, pool, future, None, None) is not None
-
-    low, high = 0, len(instants) - 1
-    if not fits(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if fits(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
 def _fits_at(
-    work: Work, job: Job, pool: int, future: Future, begins: float | None, ends: float | None
+    work: Work, job: Job, pool: int, future: Future, begins: float, ends: float
 ) -> Placement | None:
-    kept: list[Promise] = []
-    if begins is not None and ends is not None:
-        kept = conflicts(work, job, pool, begins, ends)
+    kept = conflicts(work, job, pool, begins, ends)
     view = without(work, pool, kept, base=future.view()) if kept else future.view()
     request = job.request
     found = place(view, request, request.workers, work.gradient(pool), avoid=avoid_bits(work.pools[pool], job))

@@ -23,7 +23,7 @@ from scheduling.engine.explain import Explainer
 from scheduling.engine.ordering import Candidate, Turns
 from scheduling.engine.placement import place, whole_view, workers_that_fit
 from scheduling.engine.pool import positions
-from scheduling.engine.reclaim import FRUITLESS_SEARCHES, Victims, evict, plan_eviction
+from scheduling.engine.reclaim import FRUITLESS_SEARCHES, Claim, Victims, evict, plan_eviction
 from scheduling.engine.snapshot import GPU, AttemptState, Discipline, Hold, Job, Placement, Snapshot
 from scheduling.engine.state import State, WaitClass
 from scheduling.engine.work import (
@@ -319,25 +319,36 @@ class _Cycle:
         key = (id(candidate.wait_class), number)
         if key in self.no_eviction or self.fruitless >= FRUITLESS_SEARCHES:
             return False
+        request, job = candidate.job.request, candidate.job
+        claim = Claim(work, job, number, amount)
+        smaller = None
+        if request.elastic:
+            smaller = Claim(work, job, number, amount_of(work.pools[number], request, request.min_workers))
+        if not claim.possible() and not (smaller and smaller.possible()) and not self._may_consolidate(candidate):
+            self.no_eviction.add(key)
+            return False
         victims = self._victims(number)
         if victims.rows:
-            before = len(work.evictions)
-            request = candidate.job.request
-            if plan_eviction(work, candidate.job, number, amount, request.workers, victims):
+            if plan_eviction(work, claim, request.workers, victims):
                 self.matters[number] = True
                 return True
-            if request.elastic:
-                least = amount_of(work.pools[number], request, request.min_workers)
-                if plan_eviction(work, candidate.job, number, least, request.min_workers, victims):
-                    return True
-            if may_start(work, candidate.job, number, amount) and consolidate(work, candidate.job, number, victims):
+            if smaller is not None and plan_eviction(work, smaller, request.min_workers, victims):
+                self.matters[number] = True
                 return True
-            assert len(work.evictions) == before
+            if may_start(work, job, number, amount) and consolidate(work, job, number, victims):
+                return True
             self.fruitless += 1
         if victims.ripe_at is not None:
             work.wake(victims.ripe_at)
         self.no_eviction.add(key)
         return False
+
+    def _may_consolidate(self, candidate: Candidate) -> bool:
+        """Enough is free in total, only not on one node (4.9)."""
+        request = candidate.job.request
+        if not request.gpus or request.workers > 1:
+            return False
+        return whole_view(self.work.pools[candidate.pool]).free_devices() >= request.gpus
 
     def _victims(self, pool: int) -> Victims:
         victims = self.victims_of.get(pool)

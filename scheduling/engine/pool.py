@@ -50,6 +50,7 @@ class PoolState:
         "buckets",
         "domains",
         "down",
+        "every",
         "free",
         "held",
         "held_shares",
@@ -84,6 +85,8 @@ class PoolState:
         self.partial: list[tuple[int, int, int]] = []
         self.free = list(self.whole)
         self.buckets = [0] * (self.largest + 1)
+        #: All nodes.
+        self.every = (1 << len(self.nodes)) - 1
         self.usable = 0
         self.down = 0
         self.shareable = 0
@@ -103,7 +106,7 @@ class PoolState:
 
     def copy(self) -> PoolState:
         other = PoolState.__new__(PoolState)
-        for name in ("pool", "levels", "reachable", "nodes", "index", "whole", "largest", "usable", "down"):
+        for name in ("pool", "levels", "reachable", "nodes", "index", "whole", "largest", "usable", "down", "every"):
             setattr(other, name, getattr(self, name))
         other.shareable, other.domains = self.shareable, self.domains
         other.occupied = self.occupied.copy()

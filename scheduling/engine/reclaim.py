@@ -13,7 +13,7 @@ from typing import NamedTuple
 from scheduling.engine.backfill import strict_view
 from scheduling.engine.decisions import Evict, EvictionReason, NewHold
 from scheduling.engine.placement import View, scopes
-from scheduling.engine.pool import lowest_bits, positions
+from scheduling.engine.pool import PoolState, positions
 from scheduling.engine.snapshot import GPU, Attempt, AttemptState, Job, Placement, Slot
 from scheduling.engine.work import Work, may_borrow, over_guarantee, placement_amount, ratio, within_share
 
@@ -64,32 +64,45 @@ class Victims:
             if ripe > work.now:
                 victims.ripe_at = ripe if victims.ripe_at is None else min(victims.ripe_at, ripe)
                 continue
-            devices: dict[int, int] = {}
-            shares: dict[tuple[int, int], int] = {}
-            for slot in attempt.placement:
-                position = state.index[slot.node]
-                if slot.share == GPU:
-                    devices[position] = devices.get(position, 0) | slot.devices
-                else:
-                    shares[position, slot.devices.bit_length() - 1] = slot.share
+            leaf, amount, devices, shares = footprint(work, state, attempt)
+            saved = attempt.checkpoint_before(work.now)
+            since = attempt.started if saved is None else saved
+            loss = amount / GPU * (max(0.0, work.now - since) + policy.restart_cost)
+            surplus = attempt.workers - attempt.job.request.min_workers
             victims.rows.append(
-                Victim(
-                    lost_work(work, attempt),
-                    -attempt.started,
-                    attempt.id,
-                    attempt,
-                    work.state.leaf(attempt.job),
-                    placement_amount(attempt.placement),
-                    devices,
-                    shares,
-                    attempt.workers - attempt.job.request.min_workers,
-                )
+                Victim(loss, -attempt.started, attempt.id, attempt, leaf, amount, devices, shares, surplus)
             )
-        victims.rows.sort(key=lambda victim: victim[:3])
+        victims.rows.sort(key=_in_order)
         for victim in victims.rows:
             for position in {*victim.devices, *(key[0] for key in victim.shares)}:
                 victims.by_node.setdefault(position, []).append(victim)
         return victims
+
+
+def _in_order(victim: Victim) -> tuple[float, float, int]:
+    """Order of 4.8."""
+    return victim[:3]
+
+
+Footprint = tuple[int, int, dict[int, int], dict[tuple[int, int], int]]
+
+
+def footprint(work: Work, pool: PoolState, attempt: Attempt) -> Footprint:
+    """(leaf, amount, devices, shares) of an attempt; kept with the state, since a placement never changes."""
+    known = work.state.footprints.get(attempt.id)
+    if known is not None and known[0] is attempt.placement:
+        return known[1]
+    devices: dict[int, int] = {}
+    shares: dict[tuple[int, int], int] = {}
+    for slot in attempt.placement:
+        position = pool.index[slot.node]
+        if slot.share == GPU:
+            devices[position] = devices.get(position, 0) | slot.devices
+        else:
+            shares[position, slot.devices.bit_length() - 1] = slot.share
+    made = (work.state.leaf(attempt.job), placement_amount(attempt.placement), devices, shares)
+    work.state.footprints[attempt.id] = (attempt.placement, made)
+    return made
 
 
 def lost_work(work: Work, attempt: Attempt) -> float:
@@ -141,7 +154,8 @@ class Claim:
             for team in self.work.state.teams.path[self.leaf]
         ):
             return True
-        return self.job.priority > 0
+        preemptible = self.work.state.preemptible[self.pool]
+        return any(preemptible.get((self.leaf, lower)) for lower in range(int(self.job.priority)))
 
     def rule(self, victim: Victim) -> str | None:
         """Which rule makes this attempt a candidate: "preemption", "guarantee", "share", or none."""
@@ -241,9 +255,9 @@ class _Choice:
     shrunk: dict[int, tuple[Victim, list[Slot]]] = field(default_factory=dict)
 
 
-def plan_eviction(work: Work, job: Job, pool: int, amount: int, workers: int, victims: Victims) -> bool:
-    """Evict for ``job`` if a rule allows it: records the evictions and the hold, and returns True."""
-    claim = Claim(work, job, pool, amount)
+def plan_eviction(work: Work, claim: Claim, workers: int, victims: Victims) -> bool:
+    """Evict for a job if a rule allows it: records the evictions and the hold, and returns True."""
+    job, pool = claim.job, claim.pool
     if not claim.possible():
         return False
     view = strict_view(work, job, pool)
@@ -385,7 +399,7 @@ class _Search:
                     added.append(victim)
                     if self._mask(choice, position).bit_count() >= devices:
                         break
-        for victim in sorted(added, key=lambda v: v[:3], reverse=True):
+        for victim in sorted(added, key=_in_order, reverse=True):
             del choice.whole[victim.number]
             if self._mask(choice, position).bit_count() < devices:
                 choice.whole[victim.number] = victim
@@ -404,7 +418,7 @@ class _Search:
 
     def _put_back(self, choice: _Choice, at: dict[int, int]) -> None:
         gpus = self.claim.job.request.gpus
-        for victim in sorted(choice.whole.values(), key=lambda v: v[:3], reverse=True):
+        for victim in sorted(choice.whole.values(), key=_in_order, reverse=True):
             del choice.whole[victim.number]
             if any(self._mask(choice, p).bit_count() < n * gpus for p, n in at.items()):
                 choice.whole[victim.number] = victim
@@ -464,7 +478,7 @@ class _Search:
             used -= GPU if whole else victim.shares[key]
         if used + share > GPU:
             return None
-        for victim in sorted(choice.whole.values(), key=lambda v: v[:3], reverse=True):
+        for victim in sorted(choice.whole.values(), key=_in_order, reverse=True):
             back = GPU if whole else victim.shares[key]
             if used + back + share <= GPU:
                 used += back
@@ -476,7 +490,7 @@ def _commit(work: Work, claim: Claim, choice: _Choice, placement: Placement, wor
     policy = work.state.policy
     numbers: list[int] = []
     longest = 0.0
-    rows = sorted(choice.whole.values(), key=lambda v: v[:3])
+    rows = sorted(choice.whole.values(), key=_in_order)
     for victim in rows:
         evict(work, victim.attempt, _reason(claim, victim), claim.job.id, because=because(claim, victim))
         numbers.append(victim.number)

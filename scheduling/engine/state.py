@@ -22,6 +22,7 @@ from scheduling.engine.snapshot import (
     Hold,
     Job,
     Node,
+    Placement,
     Policy,
     Pool,
     Quota,
@@ -150,10 +151,14 @@ class State:
         self.demand: dict[int, list[int]] = {pool: [0] * len(team_rows) for pool in self.pools}
         self.running: dict[int, Attempt] = {}
         self.by_pool: dict[int, dict[int, Attempt]] = {pool: {} for pool in self.pools}
+        #: Interruptible attempts by pool, leaf position and priority: who could be preempted at all (4.7).
+        self.preemptible: dict[int, dict[tuple[int, int], int]] = {pool: {} for pool in self.pools}
         self.holds: dict[int, Hold] = {}
         #: The job of each hold as it was when the hold was made: what its amounts are counted by.
         self._hold_jobs: dict[int, Job] = {}
         self.growable_since: dict[int, float] = {}
+        #: Where attempts stand, as reclaim wants it; dropped with them.
+        self.footprints: dict[int, tuple[Placement, tuple[int, int, dict[int, int], dict[tuple[int, int], int]]]] = {}
         self._request_numbers: dict[Request, int] = {}
         self._requests_by_id: dict[int, tuple[int, Request]] = {}
         #: Waiting workers by whole devices each, by pool: what the fragmentation gradient looks at.
@@ -333,6 +338,7 @@ class State:
         self.pools[attempt.pool].give_back(attempt.placement)
         self._count_attempt(attempt, -1)
         self.growable_since.pop(attempt_id, None)
+        self.footprints.pop(attempt_id, None)
 
     def update_attempt(self, attempt: Attempt) -> None:
         """A checkpoint, or told to stop: everything but its placement may have changed."""
@@ -346,6 +352,10 @@ class State:
         stopping = attempt.state is AttemptState.STOPPING
         fragile = not attempt.job.request.interruptible
         counted = held.stopping if stopping else held.allocated
+        if not fragile and not stopping:
+            key = (self.leaf(attempt.job), int(attempt.job.priority))
+            table = self.preemptible[attempt.pool]
+            table[key] = table.get(key, 0) + sign
         for team in self.teams.path[self.leaf(attempt.job)]:
             counted[team] += amount
             if fragile:

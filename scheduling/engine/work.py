@@ -52,6 +52,10 @@ class Work:
     usage_of: dict[int, list[float]] = field(default_factory=dict)
     totals: dict[int, int] = field(default_factory=dict)
     gradients: dict[int, Gradient] = field(default_factory=dict)
+    #: Expected ends by pool with the version they hold for (backfill).
+    ends_of: dict[int, tuple[int, list[tuple[float, int, Attempt]], list[tuple[float, int, Attempt]]]] = field(
+        default_factory=dict
+    )
     #: Rises whenever something of a pool changes: cached views compare it.
     version: dict[int, int] = field(default_factory=dict)
 
