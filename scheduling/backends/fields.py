@@ -38,9 +38,14 @@ class ConfigField:
 
 #: Read by the dispatch service, the same for every kind of cluster.
 DISPATCH_PARALLEL = ConfigField(
-    "dispatch_parallel", "Commands at once", "How many commands are sent at the same time.", kind="integer",
-    minimum=1, maximum=32, default=1,
-)  # fmt: skip
+    "dispatch_parallel",
+    "Commands at once",
+    "How many commands are sent at the same time.",
+    kind="integer",
+    minimum=1,
+    maximum=32,
+    default=1,
+)
 
 
 class _Wrong(Exception):

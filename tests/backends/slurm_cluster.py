@@ -65,7 +65,11 @@ class SlurmCluster:
         log = (self.base / "log" / "slurmctld.out").open("ab")
         environment = {**os.environ, **self.environment}
         process = subprocess.Popen(
-            [str(self.base / "sbin" / "slurmctld"), "-D"], env=environment, stdout=log, stderr=log, start_new_session=True
+            [str(self.base / "sbin" / "slurmctld"), "-D"],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         (self.base / "pids" / "slurmctld.pid").write_text(str(process.pid))
         wait_until(lambda: "UP" in self.run("scontrol", "ping", check=False), 20)

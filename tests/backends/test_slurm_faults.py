@@ -18,7 +18,15 @@ import pytest
 
 from scheduling.backends.base import RunState, StartCommand, Unreachable, WorkerSlot
 from scheduling.backends.slurm import SlurmBackend
-from tests.backends.slurm_cluster import SlurmCluster, report, running_slurm, start_command, stop_command, wait_for, wait_until
+from tests.backends.slurm_cluster import (
+    SlurmCluster,
+    report,
+    running_slurm,
+    start_command,
+    stop_command,
+    wait_for,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slurm
 

@@ -39,14 +39,21 @@ PLAIN = SlurmConfig("commands", "/shared/out")
 def test_every_wrong_setting_is_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         parse(
-            {"transport": "carrier-pigeon", "output_directory": "out", "timeout": 0, "colour": "red", "levels": ["rack"]},
+            {
+                "transport": "carrier-pigeon",
+                "output_directory": "out",
+                "timeout": 0,
+                "colour": "red",
+                "levels": ["rack"],
+            },
             None,
         )
     assert set(caught.value.errors) == {"transport", "timeout", "colour"}
     with pytest.raises(ConfigError) as caught:
         parse({"output_directory": "out", "levels": ["rack"], "partition": "a b"}, None)
     assert caught.value.errors.keys() == {"output_directory", "levels", "partition"}
-    assert "'out'" in str(caught.value) and "LEVEL=PREFIX" in str(caught.value)
+    assert "'out'" in str(caught.value)
+    assert "LEVEL=PREFIX" in str(caught.value)
 
 
 def test_rest_needs_url_reader_and_key() -> None:
@@ -54,19 +61,25 @@ def test_rest_needs_url_reader_and_key() -> None:
         parse({"transport": "rest", "output_directory": "/o"}, None)
     assert caught.value.errors.keys() == {"url", "reader", "jwt_key"}
     with pytest.raises(ConfigError, match="base64"):
-        parse({"transport": "rest", "output_directory": "/o", "url": "http://s:6820", "reader": "root"}, {"jwt_key": "%"})
+        parse(
+            {"transport": "rest", "output_directory": "/o", "url": "http://s:6820", "reader": "root"}, {"jwt_key": "%"}
+        )
 
 
 def test_a_secret_among_the_plain_settings_is_refused_and_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         parse({"output_directory": "/o", "jwt_key": KEY}, None)
-    assert "jwt_key" in caught.value.errors and KEY not in str(caught.value)
+    assert "jwt_key" in caught.value.errors
+    assert KEY not in str(caught.value)
 
 
 def test_the_key_is_in_no_text_form_of_the_settings() -> None:
-    config = parse({"transport": "rest", "output_directory": "/o", "url": "http://s", "reader": "root"}, {"jwt_key": KEY})
+    config = parse(
+        {"transport": "rest", "output_directory": "/o", "url": "http://s", "reader": "root"}, {"jwt_key": KEY}
+    )
     assert config.jwt_key == b"k" * 32
-    assert "kkkk" not in repr(config) and KEY not in repr(config)
+    assert "kkkk" not in repr(config)
+    assert KEY not in repr(config)
 
 
 # readers
@@ -137,7 +150,9 @@ def test_components_of_a_heterogeneous_job_become_one() -> None:
     )
     merged = merge_components([second, first])
     assert (merged.id, merged.devices) == (20, {"n0": (0, 1), "n1": (4,)})
-    assert merge_components([first, read_job(OLD | {"job_state": "NODE_FAIL", "het_job_offset": 1})]).states == ("NODE_FAIL",)
+    assert merge_components([first, read_job(OLD | {"job_state": "NODE_FAIL", "het_job_offset": 1})]).states == (
+        "NODE_FAIL",
+    )
 
 
 def test_a_tag_survives_its_way_through_the_comment() -> None:
@@ -162,7 +177,8 @@ def test_topology_can_come_from_features_and_gpu_names_from_the_settings() -> No
     node = read_node({"name": "n0", "state": "idle", "gres": "gpu:8,shard:16", "features": "blk-1,rack-07,fast"})
     usable, warnings = gpu_nodes(config, [node])
     levels, infos = describe_nodes(config, usable, None)
-    assert warnings == [] and levels == ("block", "rack")
+    assert warnings == []
+    assert levels == ("block", "rack")
     assert (infos[0].gpu_model, infos[0].gpus, infos[0].shareable) == ("A100-80GB", 8, True)
     assert infos[0].domains == {"block": "1", "rack": "07"}
 
@@ -174,8 +190,10 @@ def test_gpus_without_a_name_and_mixed_nodes_are_left_out_with_a_warning() -> No
         read_node({"name": "c", "state": "idle", "gres": ""}),
     ]
     usable, warnings = gpu_nodes(PLAIN, nodes)
-    assert usable == [] and len(warnings) == 2
-    assert "=MODEL" in warnings[0] and "several models" in warnings[1]
+    assert usable == []
+    assert len(warnings) == 2
+    assert "=MODEL" in warnings[0]
+    assert "several models" in warnings[1]
 
 
 # which of several jobs it is
@@ -253,7 +271,9 @@ def test_every_script_is_valid_bash(tmp_path: Path) -> None:
     slots = (WorkerSlot("a", ()), WorkerSlot("b", ()), WorkerSlot("b", ()))
     for containers in ("pyxis", "apptainer"):
         config = SlurmConfig("commands", str(tmp_path), containers=containers, checkpoint_directory="/c")  # type: ignore[arg-type]
-        command = start_command("echo 'a' \"b\" $(c) `d` \\ \n e", image="img; rm -rf /", slots=slots, working_directory="/x y")
+        command = start_command(
+            "echo 'a' \"b\" $(c) `d` \\ \n e", image="img; rm -rf /", slots=slots, working_directory="/x y"
+        )
         script = batch_script(config, command, build_submission(config, command, lambda node: 0).groups)
         checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
         assert (checked.returncode, checked.stderr) == (0, "")
@@ -272,23 +292,46 @@ def _openapi(*versions: int, fields: Sequence[str] = ()) -> dict[str, object]:
     }
 
 
-FIELDS_40 = (
-    "name comment current_working_directory standard_output requeue open_mode environment required_nodes minimum_nodes "
-    "maximum_nodes tasks tasks_per_node tres_per_node time_limit kill_warning_signal kill_warning_delay partition qos "
-    "reservation account cpus_per_task memory_per_node"
-).split()
+FIELDS_40 = [
+    "name",
+    "comment",
+    "current_working_directory",
+    "standard_output",
+    "requeue",
+    "open_mode",
+    "environment",
+    "required_nodes",
+    "minimum_nodes",
+    "maximum_nodes",
+    "tasks",
+    "tasks_per_node",
+    "tres_per_node",
+    "time_limit",
+    "kill_warning_signal",
+    "kill_warning_delay",
+    "partition",
+    "qos",
+    "reservation",
+    "account",
+    "cpus_per_task",
+    "memory_per_node",
+]
 
 
 def test_the_newest_version_that_can_name_nodes_is_spoken() -> None:
     dialect = choose_dialect(_openapi(38, 39, 40, fields=FIELDS_40))
     assert (dialect.version, dialect.needs_nodes) == ("v0.0.40", False)
-    body = dialect.submission(_submission(slots=(WorkerSlot("n1", ()), WorkerSlot("n2", ())), grace=timedelta(seconds=30)), [])
+    body = dialect.submission(
+        _submission(slots=(WorkerSlot("n1", ()), WorkerSlot("n2", ())), grace=timedelta(seconds=30)), []
+    )
     job = body["job"]
-    assert job["required_nodes"] == ["n1", "n2"] and job["minimum_nodes"] == job["maximum_nodes"] == 2
+    assert job["required_nodes"] == ["n1", "n2"]
+    assert job["minimum_nodes"] == job["maximum_nodes"] == 2
     assert job["tres_per_node"] == "gres/gpu:h100:2"
     assert job["time_limit"] == {"set": True, "infinite": False, "number": 5}
     assert (job["kill_warning_signal"], job["kill_warning_delay"]["number"]) == ("TERM", 30)
-    assert job["requeue"] is False and job["environment"][0].startswith("PATH=")
+    assert job["requeue"] is False
+    assert job["environment"][0].startswith("PATH=")
 
 
 def test_a_daemon_that_cannot_pin_is_refused_with_the_reason() -> None:
@@ -312,7 +355,8 @@ def test_v38_pins_by_features_and_refuses_nodes_without_one() -> None:
     with pytest.raises(Rejected, match="2 nodes have no feature of their own"):
         dialect.check([*nodes, *plain], [*nodes, *plain])
     body = dialect.submission(_submission(slots=(WorkerSlot("n0", ()), WorkerSlot("n2", ()))), nodes)
-    assert body["job"]["constraints"] == "[n0*1&n2*1]" and body["job"]["nodes"] == [2, 2]
+    assert body["job"]["constraints"] == "[n0*1&n2*1]"
+    assert body["job"]["nodes"] == [2, 2]
 
 
 # errors
@@ -321,7 +365,10 @@ def test_v38_pins_by_features_and_refuses_nodes_without_one() -> None:
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", Unreachable),
+        (
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            Unreachable,
+        ),
         ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", Unreachable),
         ("Zero Bytes were transmitted or received", Unreachable),
         ("Protocol authentication error", Unreachable),
@@ -356,7 +403,8 @@ def test_options_are_single_words_whatever_they_hold() -> None:
     job = _submission(job_name="--uid=0; rm -rf / \n x")
     assert CommandTransport(runner).submit(job) == 77
     argv, account = runner.calls[0]
-    assert "--job-name=--uid=0; rm -rf / x" in argv and account == "gpu-ada"
+    assert "--job-name=--uid=0; rm -rf / x" in argv
+    assert account == "gpu-ada"
 
 
 def test_ssh_quotes_every_word_and_checks_the_host_key(tmp_path: Path) -> None:
@@ -369,7 +417,9 @@ def test_ssh_quotes_every_word_and_checks_the_host_key(tmp_path: Path) -> None:
     result = runner.run(["printf", "%s|", "a b", "$HOME; id", "it's"])
     assert result.out == b"a b|$HOME; id|it's|"
     words = (tmp_path / "args").read_text().splitlines()
-    assert "StrictHostKeyChecking=yes" in words and "BatchMode=yes" in words and "portal@login1" in words
+    assert "StrictHostKeyChecking=yes" in words
+    assert "BatchMode=yes" in words
+    assert "portal@login1" in words
     assert runner.run(["printenv", "SLURM_CONF"]).out == b"/etc/a b\n"
     assert runner.run(["cat"], stdin=b"script").out == b"script"
 
@@ -383,6 +433,8 @@ def test_no_ssh_connection_is_unreachable(tmp_path: Path) -> None:
 
 
 def test_missing_commands_are_unreachable_and_named() -> None:
-    backend = from_config({"output_directory": "/o", "run_as": "self", "bin_directory": "/nowhere", "slurm_conf": "/none"})
+    backend = from_config(
+        {"output_directory": "/o", "run_as": "self", "bin_directory": "/nowhere", "slurm_conf": "/none"}
+    )
     with pytest.raises(Unreachable):
         backend.observe("", [])

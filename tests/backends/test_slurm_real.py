@@ -45,22 +45,25 @@ def test_a_job_runs_on_the_chosen_node_as_the_person_and_ends_well(backend: Slur
     command = start_command(
         'echo "$(id -un) $(id -gn) $HOME $SLURMD_NODENAME gpus=$CUDA_VISIBLE_DEVICES"; echo "[$COLOUR]"; sleep 1',
         slots=(WorkerSlot("n1", (0, 1)),),
-        environment={"COLOUR": "it's \"blue\" $HOME\nand green"},
+        environment={"COLOUR": 'it\'s "blue" $HOME\nand green'},
     )
     started = backend.start(command)
     running = wait_for(backend, command.attempt, RunState.RUNNING)
-    assert running.devices is not None and running.devices.keys() == {"n1"} and len(running.devices["n1"]) == 2
+    assert running.devices is not None
+    assert running.devices.keys() == {"n1"}
+    assert len(running.devices["n1"]) == 2
     devices = ",".join(str(index) for index in running.devices["n1"])
     done = wait_for(backend, command.attempt)
     assert (done.state, done.exit_code, done.cause, done.backend_id) == (
         RunState.SUCCEEDED, 0, Cause.NONE, started.backend_id,
     )  # fmt: skip
-    assert done.started_at is not None and done.ended_at is not None
+    assert done.started_at is not None
+    assert done.ended_at is not None
     assert before <= done.started_at < done.ended_at <= datetime.now(UTC) + timedelta(seconds=1)
     account = ACCOUNTS[0]
     said = output_of(backend, command.attempt)
     assert f"{account} {account} /home/{account} n1 gpus={devices}\n" in said
-    assert "[it's \"blue\" $HOME\nand green]\n" in said
+    assert '[it\'s "blue" $HOME\nand green]\n' in said
 
 
 @pytest.mark.parametrize("code", [1, 3, 126])
@@ -86,7 +89,12 @@ def test_the_portals_variables_are_there(backend: SlurmBackend) -> None:
     wait_for(backend, command.attempt)
     said = output_of(backend, command.attempt).splitlines()
     assert f"GPUPORTAL_ATTEMPT={command.attempt}" in said
-    assert {"GPUPORTAL_RESTART_COUNT=2", "GPUPORTAL_JOB=42", "GPUPORTAL_API_TOKEN=secret", "GPUPORTAL_WORKERS=1"} <= set(said)
+    assert {
+        "GPUPORTAL_RESTART_COUNT=2",
+        "GPUPORTAL_JOB=42",
+        "GPUPORTAL_API_TOKEN=secret",
+        "GPUPORTAL_WORKERS=1",
+    } <= set(said)
 
 
 def test_starting_twice_makes_one_job(backend: SlurmBackend, slurm: SlurmCluster) -> None:
@@ -144,7 +152,9 @@ def test_one_failing_worker_ends_the_gang(backend: SlurmBackend) -> None:
     command = start_command('[ "$GPUPORTAL_WORKER" = 2 ] && exit 9; sleep 60', slots=slots)
     backend.start(command)
     done = wait_for(backend, command.attempt, seconds=40)
-    assert done.state is RunState.FAILED and done.exit_code is not None and done.exit_code > 0
+    assert done.state is RunState.FAILED
+    assert done.exit_code is not None
+    assert done.exit_code > 0
 
 
 def test_a_stop_signals_first_and_leaves_the_grace_period(backend: SlurmBackend) -> None:
@@ -161,7 +171,8 @@ def test_a_stop_signals_first_and_leaves_the_grace_period(backend: SlurmBackend)
     done = wait_for(backend, command.attempt)
     assert 1.5 < time.monotonic() - began < 12
     assert "checkpoint written" in output_of(backend, command.attempt)
-    assert done.state is RunState.SUCCEEDED and done.exit_code == 0
+    assert done.state is RunState.SUCCEEDED
+    assert done.exit_code == 0
 
 
 def test_a_job_that_dies_of_the_stop_signal_counts_as_cancelled(backend: SlurmBackend) -> None:
@@ -196,7 +207,11 @@ def test_each_worker_of_a_gang_has_its_grace_period_to_itself(backend: SlurmBack
 
 
 def test_a_job_that_ignores_the_signal_is_ended_after_the_grace_period(backend: SlurmBackend) -> None:
-    command = start_command(_python("import signal,time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(90)"))
+    command = start_command(
+        _python(
+            "import signal,time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(90)"
+        )
+    )
     backend.start(command)
     wait_for(backend, command.attempt, RunState.RUNNING)
     wait_until(lambda: "ready" in output_of(backend, command.attempt))
@@ -260,7 +275,9 @@ def test_a_requeue_behind_our_back_is_ended_and_told(backend: SlurmBackend, slur
     slurm.run("scontrol", "update", f"JobId={started.backend_id}", "Requeue=1")
     slurm.run("scontrol", "requeue", started.backend_id)
     assert wait_for(backend, command.attempt, RunState.REQUEUED).backend_id == started.backend_id
-    wait_until(lambda: report(backend, command.attempt) and "CANCELLED" in " ".join(jobs_of(slurm, command.attempt)), 20)
+    wait_until(
+        lambda: report(backend, command.attempt) and "CANCELLED" in " ".join(jobs_of(slurm, command.attempt)), 20
+    )
     assert report(backend, command.attempt).state is RunState.REQUEUED  # type: ignore[union-attr]
     assert output_of(backend, command.attempt).count("started before") == 0
 
@@ -307,7 +324,8 @@ def test_node_states_and_drains_are_observed_with_their_reasons(backend: SlurmBa
         assert (drained.condition, drained.reason) == (NodeCondition.DRAINED, "fan 2 broken")
         slurm.run("scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=no power")
         down = {node.name: node for node in backend.observe("", []).nodes}["n3"]
-        assert down.condition is NodeCondition.DOWN and "no power" in down.reason
+        assert down.condition is NodeCondition.DOWN
+        assert "no power" in down.reason
     finally:
         slurm.run("scontrol", "update", "NodeName=n3", "State=RESUME")
     wait_until(lambda: all(node.condition is NodeCondition.UP for node in backend.observe("", []).nodes))

@@ -20,14 +20,77 @@ from scheduling.backends.slurm.states import (
 from tests.backends.slurm_cluster import SlurmCluster
 
 #: slurm.h of 20.11 to 25.05: base states and flags of jobs.
-JOB_WORDS = """PENDING RUNNING SUSPENDED COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE
-    OUT_OF_MEMORY LAUNCH_FAILED UPDATE_DB REQUEUED REQUEUE_HOLD SPECIAL_EXIT RESIZING CONFIGURING COMPLETING STOPPED
-    RECONFIG_FAIL POWER_UP_NODE REVOKED REQUEUE_FED RESV_DEL_HOLD SIGNALING STAGE_OUT EXPEDITING""".split()
+JOB_WORDS = [
+    "PENDING",
+    "RUNNING",
+    "SUSPENDED",
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "OUT_OF_MEMORY",
+    "LAUNCH_FAILED",
+    "UPDATE_DB",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "SPECIAL_EXIT",
+    "RESIZING",
+    "CONFIGURING",
+    "COMPLETING",
+    "STOPPED",
+    "RECONFIG_FAIL",
+    "POWER_UP_NODE",
+    "REVOKED",
+    "REQUEUE_FED",
+    "RESV_DEL_HOLD",
+    "SIGNALING",
+    "STAGE_OUT",
+    "EXPEDITING",
+]
 #: node_state_string and the flags of slurm.h.
-NODE_WORDS = """UNKNOWN DOWN IDLE ALLOCATED ERROR MIXED FUTURE CLOUD COMPLETING DRAIN DYNAMIC_FUTURE DYNAMIC_NORM FAIL
-    INVALID_REG MAINTENANCE NOT_RESPONDING PERFCTRS PLANNED POWERED_DOWN POWERING_DOWN POWERING_UP POWER_DOWN
-    POWER_UP REBOOT_ISSUED REBOOT_REQUESTED REBOOT_CANCELED RESERVED RESUME UNDRAIN BLOCKED EXTERNAL POWER_DRAIN
-    DRAINED DRAINING FAILING REBOOT INVAL""".split()
+NODE_WORDS = [
+    "UNKNOWN",
+    "DOWN",
+    "IDLE",
+    "ALLOCATED",
+    "ERROR",
+    "MIXED",
+    "FUTURE",
+    "CLOUD",
+    "COMPLETING",
+    "DRAIN",
+    "DYNAMIC_FUTURE",
+    "DYNAMIC_NORM",
+    "FAIL",
+    "INVALID_REG",
+    "MAINTENANCE",
+    "NOT_RESPONDING",
+    "PERFCTRS",
+    "PLANNED",
+    "POWERED_DOWN",
+    "POWERING_DOWN",
+    "POWERING_UP",
+    "POWER_DOWN",
+    "POWER_UP",
+    "REBOOT_ISSUED",
+    "REBOOT_REQUESTED",
+    "REBOOT_CANCELED",
+    "RESERVED",
+    "RESUME",
+    "UNDRAIN",
+    "BLOCKED",
+    "EXTERNAL",
+    "POWER_DRAIN",
+    "DRAINED",
+    "DRAINING",
+    "FAILING",
+    "REBOOT",
+    "INVAL",
+]
 
 
 def test_no_job_state_of_slurm_is_missing() -> None:
@@ -130,7 +193,8 @@ def test_every_state_that_the_installed_slurm_lists_is_known(slurm: SlurmCluster
     environment = {**os.environ, **slurm.environment}
     jobs = subprocess.run(["squeue", "-t", "?"], env=environment, capture_output=True, text=True, check=False).stderr
     words = re.search(r"include: (\S+)", jobs)
-    assert words is not None and len(words[1].split(",")) > 15
+    assert words is not None
+    assert len(words[1].split(",")) > 15
     unknown = set(words[1].split(",")) - JOB_STATES.keys() - JOB_FLAGS.keys()
     assert unknown == set()
     nodes = subprocess.run(["sinfo", "-t", "foo"], env=environment, capture_output=True, text=True, check=False).stderr

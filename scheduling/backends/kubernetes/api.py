@@ -92,9 +92,7 @@ class Api:
         return self._read(self._batch.patch_namespaced_job, name=name, namespace=namespace, body=body)
 
     def delete_job(self, namespace: str, name: str) -> None:
-        self._read(
-            self._batch.delete_namespaced_job, name=name, namespace=namespace, propagation_policy="Foreground"
-        )
+        self._read(self._batch.delete_namespaced_job, name=name, namespace=namespace, propagation_policy="Foreground")
 
     def delete_pod(self, namespace: str, name: str, grace_seconds: int) -> None:
         self._read(self._core.delete_namespaced_pod, name=name, namespace=namespace, grace_period_seconds=grace_seconds)
@@ -205,9 +203,9 @@ def _configuration(config: KubernetesConfig) -> client.Configuration:
     found = client.Configuration()
     try:
         if config.access == "in-cluster":
-            kubernetes_config.load_incluster_config(client_configuration=found)
+            kubernetes_config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
         elif config.access == "kubeconfig":
-            kubernetes_config.load_kube_config_from_dict(
+            kubernetes_config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
                 dict(config.kubeconfig or {}), context=config.context or None, client_configuration=found,
                 persist_config=False,
             )  # fmt: skip

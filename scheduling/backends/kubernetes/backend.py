@@ -166,7 +166,10 @@ class KubernetesBackend:
             found = self._api.get_job(namespace, job["metadata"]["name"])
         except NotFound as error:
             raise Unreachable(f"{error}; it was there a moment ago") from error
-        if labels_of(found).get(ATTEMPT) != str(command.attempt) or labels_of(found).get(PORTAL) != self._config.instance:
+        if (
+            labels_of(found).get(ATTEMPT) != str(command.attempt)
+            or labels_of(found).get(PORTAL) != self._config.instance
+        ):
             raise Rejected(f"there is a Job {namespace}/{job['metadata']['name']} that is not this portal's")
         return found
 
@@ -318,7 +321,9 @@ class KubernetesBackend:
                 continue
             for container in pod["spec"].get("containers") or []:
                 limits = (container.get("resources") or {}).get("limits") or {}
-                count += sum(int(n) for name, n in limits.items() if name.startswith(("nvidia.com/gpu", "nvidia.com/mig-")))
+                count += sum(
+                    int(n) for name, n in limits.items() if name.startswith(("nvidia.com/gpu", "nvidia.com/mig-"))
+                )
         return count
 
 

@@ -13,42 +13,130 @@ import yaml
 from scheduling.backends.fields import DISPATCH_PARALLEL, ConfigError, ConfigField, read_settings
 
 FIELDS: tuple[ConfigField, ...] = (
-    ConfigField("access", "How to sign in", "token: a service account's token; kubeconfig: a whole kubeconfig file; in-cluster: "
-                "the portal runs inside this cluster.", kind="choice", choices=("token", "kubeconfig", "in-cluster"), default="token"),
+    ConfigField(
+        "access",
+        "How to sign in",
+        "token: a service account's token; kubeconfig: a whole kubeconfig file; in-cluster: "
+        "the portal runs inside this cluster.",
+        kind="choice",
+        choices=("token", "kubeconfig", "in-cluster"),
+        default="token",
+    ),
     ConfigField("server", "API server", "For example https://10.0.0.1:6443 (with token)."),
-    ConfigField("ca_certificate", "CA certificate", "PEM, to check the API server with (with token). Empty: the system's.",
-                kind="multiline"),
+    ConfigField(
+        "ca_certificate",
+        "CA certificate",
+        "PEM, to check the API server with (with token). Empty: the system's.",
+        kind="multiline",
+    ),
     ConfigField("token", "Token", "Of the service account in deploy/kubernetes/cluster-access.yaml.", secret=True),
-    ConfigField("kubeconfig", "kubeconfig", "The file's contents, with certificates and keys inside.", kind="multiline", secret=True),
+    ConfigField(
+        "kubeconfig",
+        "kubeconfig",
+        "The file's contents, with certificates and keys inside.",
+        kind="multiline",
+        secret=True,
+    ),
     ConfigField("context", "Context", "Of the kubeconfig. Empty: its current one."),
-    ConfigField("namespace_prefix", "Namespace prefix", "A team's jobs run in the namespace PREFIX + team name.", default="gpuportal-"),
-    ConfigField("create_namespaces", "Create namespaces", "Create a team's namespace when it is missing.", kind="boolean", default=False),
-    ConfigField("gpu_models", "GPU names", "One PRODUCT=MODEL a line, where the label nvidia.com/gpu.product is not the model's "
-                "name here.", kind="list", default=()),
-    ConfigField("levels", "Topology levels", "One LEVEL=LABEL a line, widest first. Empty: the usual labels that are there.",
-                kind="list", default=()),
-    ConfigField("node_selector", "Only nodes with", "One LABEL=VALUE a line: other nodes are left out.", kind="list", default=()),
-    ConfigField("tolerations", "Tolerations", "Taint keys that jobs tolerate; nvidia.com/gpu always.", kind="list", default=()),
+    ConfigField(
+        "namespace_prefix",
+        "Namespace prefix",
+        "A team's jobs run in the namespace PREFIX + team name.",
+        default="gpuportal-",
+    ),
+    ConfigField(
+        "create_namespaces",
+        "Create namespaces",
+        "Create a team's namespace when it is missing.",
+        kind="boolean",
+        default=False,
+    ),
+    ConfigField(
+        "gpu_models",
+        "GPU names",
+        "One PRODUCT=MODEL a line, where the label nvidia.com/gpu.product is not the model's name here.",
+        kind="list",
+        default=(),
+    ),
+    ConfigField(
+        "levels",
+        "Topology levels",
+        "One LEVEL=LABEL a line, widest first. Empty: the usual labels that are there.",
+        kind="list",
+        default=(),
+    ),
+    ConfigField(
+        "node_selector", "Only nodes with", "One LABEL=VALUE a line: other nodes are left out.", kind="list", default=()
+    ),
+    ConfigField(
+        "tolerations", "Tolerations", "Taint keys that jobs tolerate; nvidia.com/gpu always.", kind="list", default=()
+    ),
     ConfigField("default_image", "Default image", "For jobs that name none. Empty: such jobs are refused."),
     ConfigField("shell", "Shell", "Runs the job's command inside the image.", default="/bin/sh"),
     ConfigField("service_account", "Service account", "Of the pods. Its token is not mounted.", default="default"),
-    ConfigField("claims", "Volumes", "One CLAIM=/PATH a line: persistent volume claims of the team's namespace, mounted in every pod.",
-                kind="list", default=()),
-    ConfigField("shared_memory", "Large /dev/shm", "Memory-backed /dev/shm, which data loaders need.", kind="boolean", default=True),
-    ConfigField("checkpoint_directory", "Checkpoint folder", "Path inside the pods, on one of the volumes; each job gets a subfolder."),
+    ConfigField(
+        "claims",
+        "Volumes",
+        "One CLAIM=/PATH a line: persistent volume claims of the team's namespace, mounted in every pod.",
+        kind="list",
+        default=(),
+    ),
+    ConfigField(
+        "shared_memory",
+        "Large /dev/shm",
+        "Memory-backed /dev/shm, which data loaders need.",
+        kind="boolean",
+        default=True,
+    ),
+    ConfigField(
+        "checkpoint_directory",
+        "Checkpoint folder",
+        "Path inside the pods, on one of the volumes; each job gets a subfolder.",
+    ),
     ConfigField("cpus_per_gpu", "CPUs per GPU", "Requested with every worker. Empty: none.", kind="integer", minimum=1),
-    ConfigField("memory_per_gpu", "Memory per GPU, MiB", "Requested and limited with every worker. Empty: none.", kind="integer", minimum=1),
-    ConfigField("patience", "Patience, seconds", "A worker that cannot be placed, or whose image cannot be pulled, for so long ends "
-                "the attempt.", kind="integer", minimum=10, maximum=86400, default=300),
-    ConfigField("keep_finished", "Keep finished jobs, seconds", "Then Kubernetes removes them with their logs.", kind="integer",
-                minimum=600, maximum=2_592_000, default=86400),
-    ConfigField("full_list_every", "Full list every, seconds", "In between, only changes are watched.", kind="integer", minimum=5,
-                maximum=3600, default=60),
-    ConfigField("instance", "Name of this portal", "Labels the portal's objects; two portals on one cluster need two names.",
-                default="gpuportal"),
+    ConfigField(
+        "memory_per_gpu",
+        "Memory per GPU, MiB",
+        "Requested and limited with every worker. Empty: none.",
+        kind="integer",
+        minimum=1,
+    ),
+    ConfigField(
+        "patience",
+        "Patience, seconds",
+        "A worker that cannot be placed, or whose image cannot be pulled, for so long ends the attempt.",
+        kind="integer",
+        minimum=10,
+        maximum=86400,
+        default=300,
+    ),
+    ConfigField(
+        "keep_finished",
+        "Keep finished jobs, seconds",
+        "Then Kubernetes removes them with their logs.",
+        kind="integer",
+        minimum=600,
+        maximum=2_592_000,
+        default=86400,
+    ),
+    ConfigField(
+        "full_list_every",
+        "Full list every, seconds",
+        "In between, only changes are watched.",
+        kind="integer",
+        minimum=5,
+        maximum=3600,
+        default=60,
+    ),
+    ConfigField(
+        "instance",
+        "Name of this portal",
+        "Labels the portal's objects; two portals on one cluster need two names.",
+        default="gpuportal",
+    ),
     ConfigField("timeout", "Time-out, seconds", "For one request.", kind="integer", minimum=1, maximum=300, default=20),
     DISPATCH_PARALLEL,
-)  # fmt: skip
+)
 
 #: An RFC 1123 label, what namespaces and label values are made of.
 _LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
@@ -137,7 +225,9 @@ def parse(config: Mapping[str, object], secret: Mapping[str, object] | None) -> 
 def _access(text: Any, errors: dict[str, str]) -> Mapping[str, Any] | None:
     if text("access") == "token":
         if not re.match(r"^https?://[^\s/]+", text("server")):
-            errors["server"] = f"{text('server')!r} must begin with https://" if text("server") else "is required with a token"
+            errors["server"] = (
+                f"{text('server')!r} must begin with https://" if text("server") else "is required with a token"
+            )
         if not text("token"):
             errors["token"] = "is required"
         if text("ca_certificate") and "BEGIN CERTIFICATE" not in text("ca_certificate"):
@@ -158,7 +248,9 @@ def _access(text: Any, errors: dict[str, str]) -> Mapping[str, Any] | None:
     for user in users:
         for key in ("exec", "auth-provider", "tokenFile", "client-certificate", "client-key"):
             if key in user:
-                errors["kubeconfig"] = f"uses {key!r}, which needs a program or file beside it; use a token or inline data"
+                errors["kubeconfig"] = (
+                    f"uses {key!r}, which needs a program or file beside it; use a token or inline data"
+                )
     return cast("Mapping[str, Any]", content)
 
 

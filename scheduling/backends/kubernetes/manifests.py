@@ -108,7 +108,9 @@ def _check(config: KubernetesConfig, command: StartCommand) -> None:
     if not (command.image or config.default_image):
         raise Rejected("the job names no image, and this cluster has no default image")
     if len(command.command.encode()) > _LONGEST_COMMAND:
-        raise Rejected(f"the command has {len(command.command.encode())} bytes; at most {_LONGEST_COMMAND} can be passed on")
+        raise Rejected(
+            f"the command has {len(command.command.encode())} bytes; at most {_LONGEST_COMMAND} can be passed on"
+        )
     for name in command.environment:
         if not _VARIABLE.match(name):
             raise Rejected(f"{name!r} is no name for an environment variable (letters, digits, _; no digit first)")

@@ -96,7 +96,9 @@ class SlurmBackend:
         with _passing():
             found: list[SlurmJob] = []
             if command.backend_id.isdigit():
-                found = [job for job in self._transport.lookup(int(command.backend_id)) if self._is(job, command.attempt)]
+                found = [
+                    job for job in self._transport.lookup(int(command.backend_id)) if self._is(job, command.attempt)
+                ]
             if not found:
                 found = [job for job in self._transport.jobs() if self._is(job, command.attempt)]
             if not found:
@@ -172,9 +174,8 @@ class SlurmBackend:
         starter = self._started_record(attempt) if len(jobs) > 1 else None
         chosen = choose(jobs, starter)
         for job in jobs:
-            # Without a record a running one may be the one: its script finds out by itself.
-            certain = starter == chosen.id or "PENDING" in job.states
-            if job is not chosen and certain and not _final(job):
+            # Without a record any of them may come to be the one, also one that waited when the list was made.
+            if job is not chosen and starter == chosen.id and not _final(job):
                 logger.warning("Slurm job %s is a second one of attempt %s: cancelled", job.id, attempt)
                 self._cancel(job)
         if chosen.exit_status == STARTED_TWICE and _final(chosen):

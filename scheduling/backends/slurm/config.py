@@ -15,54 +15,115 @@ RunAs = Literal["root", "sudo", "self"]
 
 FIELDS: tuple[ConfigField, ...] = (
     ConfigField(
-        "transport", "How to reach Slurm", "commands: sbatch, squeue … on this host or over SSH; rest: slurmrestd.",
-        kind="choice", choices=("commands", "rest"), default="commands",
+        "transport",
+        "How to reach Slurm",
+        "commands: sbatch, squeue … on this host or over SSH; rest: slurmrestd.",
+        kind="choice",
+        choices=("commands", "rest"),
+        default="commands",
     ),
     ConfigField(
-        "output_directory", "Output folder",
+        "output_directory",
+        "Output folder",
         "Absolute path on a file system shared by all nodes and the submit host, writable by every account "
-        "(mode 1777). Holds each attempt's output and its start and end marks.", required=True,
+        "(mode 1777). Holds each attempt's output and its start and end marks.",
+        required=True,
     ),
-    ConfigField("partition", "Partition", "Submit to this partition, and take only its nodes. Empty: the default one, all nodes."),
+    ConfigField(
+        "partition",
+        "Partition",
+        "Submit to this partition, and take only its nodes. Empty: the default one, all nodes.",
+    ),
     ConfigField("qos", "QOS", "Quality of service to submit with. Empty: the account's default."),
     ConfigField(
-        "reservation", "Reservation", "Submit into this Slurm reservation; nodes reserved by others count as drained.",
+        "reservation",
+        "Reservation",
+        "Submit into this Slurm reservation; nodes reserved by others count as drained.",
     ),
     ConfigField(
-        "charge_account", "Charge to", "Slurm account to charge: none (the person's default) or team (the team's name).",
-        kind="choice", choices=("none", "team"), default="none",
+        "charge_account",
+        "Charge to",
+        "Slurm account to charge: none (the person's default) or team (the team's name).",
+        kind="choice",
+        choices=("none", "team"),
+        default="none",
     ),
     ConfigField(
-        "gpu_models", "GPU names",
+        "gpu_models",
+        "GPU names",
         "One TYPE=MODEL a line, where the GPU type in Slurm's Gres is not the model's name here; =MODEL for GPUs "
-        "without a type.", kind="list", default=(),
+        "without a type.",
+        kind="list",
+        default=(),
     ),
     ConfigField(
-        "levels", "Topology from features",
+        "levels",
+        "Topology from features",
         "One LEVEL=PREFIX a line, widest first: the node feature that begins with PREFIX names the domain. Empty: "
-        "Slurm's own topology, where the transport can read it.", kind="list", default=(),
+        "Slurm's own topology, where the transport can read it.",
+        kind="list",
+        default=(),
     ),
-    ConfigField("cpus_per_gpu", "CPUs per GPU", "Asked for with every job. Empty: Slurm's default.", kind="integer", minimum=1),
     ConfigField(
-        "memory_per_gpu", "Memory per GPU, MiB", "Asked for with every job. Empty: Slurm's default.", kind="integer", minimum=1
+        "cpus_per_gpu", "CPUs per GPU", "Asked for with every job. Empty: Slurm's default.", kind="integer", minimum=1
     ),
-    ConfigField("checkpoint_directory", "Checkpoint folder",
-                "Shared folder; each job gets a subfolder, its path in GPUPORTAL_CHECKPOINT_DIR. Empty: none."),
-    ConfigField("containers", "Container runtime", "Runs the job's image: pyxis (srun --container-image) or apptainer.",
-                kind="choice", choices=("none", "pyxis", "apptainer"), default="none"),
-    ConfigField("login_profile", "Read /etc/profile", "Before the job's command, so that modules work.", kind="boolean",
-                default=True),
-    ConfigField("instance", "Name of this portal", "Written into each job's comment; two portals on one cluster need two names.",
-                default="gpuportal"),
-    ConfigField("timeout", "Time-out, seconds", "For one command or request.", kind="integer", minimum=1, maximum=600, default=30),
+    ConfigField(
+        "memory_per_gpu",
+        "Memory per GPU, MiB",
+        "Asked for with every job. Empty: Slurm's default.",
+        kind="integer",
+        minimum=1,
+    ),
+    ConfigField(
+        "checkpoint_directory",
+        "Checkpoint folder",
+        "Shared folder; each job gets a subfolder, its path in GPUPORTAL_CHECKPOINT_DIR. Empty: none.",
+    ),
+    ConfigField(
+        "containers",
+        "Container runtime",
+        "Runs the job's image: pyxis (srun --container-image) or apptainer.",
+        kind="choice",
+        choices=("none", "pyxis", "apptainer"),
+        default="none",
+    ),
+    ConfigField(
+        "login_profile",
+        "Read /etc/profile",
+        "Before the job's command, so that modules work.",
+        kind="boolean",
+        default=True,
+    ),
+    ConfigField(
+        "instance",
+        "Name of this portal",
+        "Written into each job's comment; two portals on one cluster need two names.",
+        default="gpuportal",
+    ),
+    ConfigField(
+        "timeout",
+        "Time-out, seconds",
+        "For one command or request.",
+        kind="integer",
+        minimum=1,
+        maximum=600,
+        default=30,
+    ),
     DISPATCH_PARALLEL,
     # commands
-    ConfigField("slurm_conf", "slurm.conf", "Path for SLURM_CONF. Empty: the default of the host.", ),
+    ConfigField(
+        "slurm_conf",
+        "slurm.conf",
+        "Path for SLURM_CONF. Empty: the default of the host.",
+    ),
     ConfigField("bin_directory", "Folder of the commands", "Where sbatch is. Empty: found on the PATH."),
     ConfigField(
-        "run_as", "Run commands as the person by",
+        "run_as",
+        "Run commands as the person by",
         "root: the portal runs as root (runuser); sudo: sudo -n -u ACCOUNT; self: every job under the portal's own account.",
-        kind="choice", choices=("root", "sudo", "self"), default="sudo",
+        kind="choice",
+        choices=("root", "sudo", "self"),
+        default="sudo",
     ),
     ConfigField("ssh_host", "Submit host", "Run the commands there over SSH. Empty: on this host."),
     ConfigField("ssh_user", "SSH user", "Account on the submit host."),
@@ -70,12 +131,20 @@ FIELDS: tuple[ConfigField, ...] = (
     ConfigField("ssh_key_file", "SSH key file", "Private key on this host. Empty: the agent or the default key."),
     ConfigField("ssh_known_hosts", "Known hosts file", "Empty: the default one. The host key is always checked."),
     # rest
-    ConfigField("url", "slurmrestd URL", "For example http://slurm:6820, https://slurm/, or unix:/run/slurmrestd.sock."),
-    ConfigField("reader", "Account for reading", "Slurm account that sees all jobs (an operator), for listing jobs and nodes."),
+    ConfigField(
+        "url", "slurmrestd URL", "For example http://slurm:6820, https://slurm/, or unix:/run/slurmrestd.sock."
+    ),
+    ConfigField(
+        "reader", "Account for reading", "Slurm account that sees all jobs (an operator), for listing jobs and nodes."
+    ),
     ConfigField("ca_file", "CA file", "To check the certificate of an https URL with."),
-    ConfigField("jwt_key", "JWT key, base64", "Contents of the cluster's jwt_hs256.key, from which tokens are minted.",
-                secret=True),
-)  # fmt: skip
+    ConfigField(
+        "jwt_key",
+        "JWT key, base64",
+        "Contents of the cluster's jwt_hs256.key, from which tokens are minted.",
+        secret=True,
+    ),
+)
 
 _ACCOUNT = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")
 _WORD = re.compile(r"^[A-Za-z0-9_.:@+-]+$")

@@ -16,7 +16,9 @@ from uuid import UUID
 
 from scheduling.backends.slurm.hostlist import expand
 
-_GRES = re.compile(r"(?:gres[/:])?(?P<name>[a-z_]+)(?::(?P<type>[^:()]+))??:(?P<count>\d+)(?P<unit>[KMGT]?)(?:\((?P<note>[^)]*)\))?$")
+_GRES = re.compile(
+    r"(?:gres[/:])?(?P<name>[a-z_]+)(?::(?P<type>[^:()]+))??:(?P<count>\d+)(?P<unit>[KMGT]?)(?:\((?P<note>[^)]*)\))?$"
+)
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 

@@ -19,6 +19,7 @@ from scheduling.backends.slurm.records import SlurmJob, SlurmNode, read_job, rea
 from scheduling.backends.slurm.rest_dialects import Dialect, choose_dialect
 from scheduling.backends.slurm.transport import BadCredentials, Submission
 
+
 class NoReason(Unreachable):
     """slurmrestd has an error but cannot say which."""
 
@@ -143,7 +144,9 @@ class RestTransport:
                 self._accounts.add(account)
             else:
                 self._delete(SlurmJob(job_id, job.states, self._config.reader), "KILL")
-                raise Rejected(f"the cluster knows no account {account!r}: the job would have run as {job.user or 'nobody'}")
+                raise Rejected(
+                    f"the cluster knows no account {account!r}: the job would have run as {job.user or 'nobody'}"
+                )
 
     def update(self, job: SlurmJob, *, comment: str, time_limit: int | None) -> None:
         body = self._api().update(comment, time_limit)
@@ -190,7 +193,11 @@ class RestTransport:
         return list(content[key])
 
     def _request(self, method: str, path: str, account: str, body: object = None) -> Mapping[str, Any]:
-        headers = {"X-SLURM-USER-NAME": account, "X-SLURM-USER-TOKEN": self._token(account), "Accept": "application/json"}
+        headers = {
+            "X-SLURM-USER-NAME": account,
+            "X-SLURM-USER-TOKEN": self._token(account),
+            "Accept": "application/json",
+        }
         try:
             response = self._client.request(method, path, headers=headers, json=body)
         except httpx.TimeoutException as error:
@@ -222,7 +229,9 @@ def _client(config: SlurmConfig) -> httpx.Client:
 def _answer(response: httpx.Response, method: str, path: str) -> Mapping[str, Any]:
     """The content, or the error it means. slurmrestd answers most refusals with 500 and a list of errors."""
     if response.status_code in (401, 403) or "authentication failure" in response.text[:500].lower():
-        raise BadCredentials(f"slurmrestd refused the portal's token: {response.text[:200].strip() or response.status_code}")
+        raise BadCredentials(
+            f"slurmrestd refused the portal's token: {response.text[:200].strip() or response.status_code}"
+        )
     try:
         content = response.json()
     except ValueError:

@@ -48,7 +48,9 @@ def choose_dialect(openapi: Mapping[str, Any]) -> Dialect:
     if newest == OLDEST:
         return ByFeature(offered[newest])
     if "required_nodes" not in _job_fields(openapi, offered[newest]):
-        raise Rejected(f"slurmrestd's {offered[newest]} has no required_nodes in a submit: jobs cannot be pinned to nodes")
+        raise Rejected(
+            f"slurmrestd's {offered[newest]} has no required_nodes in a submit: jobs cannot be pinned to nodes"
+        )
     return ByNode(offered[newest], _job_fields(openapi, offered[newest]))
 
 
@@ -167,7 +169,6 @@ class ByNode:
         if job.memory_per_worker is not None:
             found["memory_per_node"] = _number(job.memory_per_worker * group.workers_per_node)
         return found
-
 
     def _open_mode(self) -> str | list[str]:
         """A word until v0.0.39, a list of flags (by reference) since."""

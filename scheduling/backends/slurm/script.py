@@ -112,11 +112,15 @@ def output_path(config: SlurmConfig, attempt: UUID) -> str:
 def batch_script(config: SlurmConfig, command: StartCommand, groups: tuple[Group, ...]) -> str:
     """Raises ``Rejected`` for a command, image or variable that cannot be passed on."""
     if len(command.command.encode()) > LONGEST_COMMAND:
-        raise Rejected(f"the command has {len(command.command.encode())} bytes; at most {LONGEST_COMMAND} can be passed on")
+        raise Rejected(
+            f"the command has {len(command.command.encode())} bytes; at most {LONGEST_COMMAND} can be passed on"
+        )
     if "\0" in command.command or "\0" in command.working_directory or "\0" in command.image:
         raise Rejected("command, image and working directory must not have NUL characters")
     if command.image and config.containers == "none":
-        raise Rejected(f"the job asks for the image {command.image!r}, but no container runtime is set up for this cluster")
+        raise Rejected(
+            f"the job asks for the image {command.image!r}, but no container runtime is set up for this cluster"
+        )
     lines = [
         _HEAD.format(
             job=command.job_id,
@@ -170,7 +174,9 @@ def _identity(config: SlurmConfig, command: StartCommand) -> str:
     if not config.personal:
         return ""
     account = shlex.quote(command.account)
-    return f'if [ "$(id -un)" != {account} ]; then echo "GPU Portal: not running as" {account}; exit {WRONG_ACCOUNT}; fi\n'
+    return (
+        f'if [ "$(id -un)" != {account} ]; then echo "GPU Portal: not running as" {account}; exit {WRONG_ACCOUNT}; fi\n'
+    )
 
 
 def _step(config: SlurmConfig, command: StartCommand, group: Group, het_group: int | None, first: int) -> str:
@@ -185,7 +191,7 @@ def _step(config: SlurmConfig, command: StartCommand, group: Group, het_group: i
         words.append(f"--container-image={command.image}")
     elif command.image:
         inner = f"exec apptainer exec --nv {shlex.quote(command.image)} /bin/bash -c {shlex.quote(command.command)}"
-    call = " ".join([*(shlex.quote(word) for word in words), "/bin/bash", "-c", '"$worker"', "gpuportal", shlex.quote(inner)])
-    return (
-        f"GPUPORTAL_FIRST_WORKER={first} GPUPORTAL_WORKERS_PER_NODE={group.workers_per_node} {call} &\nsteps+=($!)\n"
+    call = " ".join(
+        [*(shlex.quote(word) for word in words), "/bin/bash", "-c", '"$worker"', "gpuportal", shlex.quote(inner)]
     )
+    return f"GPUPORTAL_FIRST_WORKER={first} GPUPORTAL_WORKERS_PER_NODE={group.workers_per_node} {call} &\nsteps+=($!)\n"

@@ -73,7 +73,9 @@ def _shared(command: StartCommand, shards: Callable[[str], int]) -> Group:
     if per_gpu < 2:
         raise Rejected(f"Slurm does not divide the GPUs of node {slot.node} (no gres/shard there)")
     if abs(wanted - round(wanted)) > 1e-4 or round(wanted) < 1:
-        raise Rejected(f"a share of {slot.share:g} is no multiple of 1/{per_gpu}, the parts of a GPU on node {slot.node}")
+        raise Rejected(
+            f"a share of {slot.share:g} is no multiple of 1/{per_gpu}, the parts of a GPU on node {slot.node}"
+        )
     return Group((slot.node,), 1, f"shard:{round(wanted)}")
 
 
