@@ -46,6 +46,10 @@ from scheduling.backends.slurm.transport import BadCredentials, Transport
 logger = logging.getLogger(__name__)
 
 
+#: Attempts whose scripts are known to have begun: asked once for each and process.
+_launched: set[UUID] = set()
+
+
 def _utc_now() -> datetime:
     return datetime.now(UTC)
 
@@ -188,9 +192,26 @@ class SlurmBackend:
         if report.state is RunState.REQUEUED and not _final(chosen, ignore_restarts=True):
             logger.warning("Slurm has requeued job %s of attempt %s: cancelled", chosen.id, attempt)
             self._cancel(chosen)
+        elif tag is not None and not tag.lost and self._never_launched(attempt, chosen, report, at):
+            logger.warning("Slurm has job %s of attempt %s as running, but never launched it", chosen.id, attempt)
+            marked = replace(chosen, comment=replace(tag, lost=True).text())
+            self._mark(chosen, replace(tag, lost=True))
+            self._cancel(chosen)
+            return run_report(attempt, marked)
         elif tag is not None and tag.stop_by is not None and not report.state.final and at.timestamp() >= tag.stop_by:
             self._cancel(chosen)
         return report
+
+    def _never_launched(self, attempt: UUID, job: SlurmJob, report: RunReport, at: datetime) -> bool:
+        """After a crash slurmctld may believe in jobs that it never got to launch, and finds out very late."""
+        if report.state is not RunState.RUNNING or job.started is None or attempt in _launched:
+            return False
+        if at - job.started < timedelta(seconds=self._config.launch_patience) or not self._transport.can_read():
+            return False
+        if self._started_record(attempt) is None:
+            return True
+        _launched.add(attempt)
+        return False
 
     def _cancel(self, job: SlurmJob) -> None:
         try:

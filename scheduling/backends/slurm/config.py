@@ -75,6 +75,15 @@ FIELDS: tuple[ConfigField, ...] = (
         minimum=1,
     ),
     ConfigField(
+        "launch_patience",
+        "Patience with a launch, seconds",
+        "A job that Slurm calls running, whose script has not begun after so long, is ended and started again.",
+        kind="integer",
+        minimum=30,
+        maximum=86400,
+        default=300,
+    ),
+    ConfigField(
         "checkpoint_directory",
         "Checkpoint folder",
         "Shared folder; each job gets a subfolder, its path in GPUPORTAL_CHECKPOINT_DIR. Empty: none.",
@@ -166,6 +175,7 @@ class SlurmConfig:
     levels: tuple[tuple[str, str], ...] = ()
     cpus_per_gpu: int | None = None
     memory_per_gpu: int | None = None
+    launch_patience: int = 300
     checkpoint_directory: str = ""
     containers: Literal["none", "pyxis", "apptainer"] = "none"
     login_profile: bool = True

@@ -32,13 +32,16 @@ class Tag:
     stop_by: int | None = None
     #: The stop signal has been sent.
     told: bool = False
+    #: Slurm believed it running, but its batch script never began: ended by the portal.
+    lost: bool = False
 
     def text(self) -> str:
         content: dict[str, object] = {"portal": self.instance, "attempt": str(self.attempt)}
         if self.stop_by is not None:
             content["stop_by"] = self.stop_by
-        if self.told:
-            content["told"] = True
+        for name in ("told", "lost"):
+            if getattr(self, name):
+                content[name] = True
         return json.dumps(content, separators=(",", ":"))
 
     @classmethod
@@ -48,7 +51,8 @@ class Tag:
             content = json.loads(comment)
             stop_by = content.get("stop_by")
             instance, attempt = str(content["portal"]), UUID(content["attempt"])
-            return cls(instance, attempt, None if stop_by is None else int(stop_by), bool(content.get("told")))
+            told, lost = bool(content.get("told")), bool(content.get("lost"))
+            return cls(instance, attempt, None if stop_by is None else int(stop_by), told, lost)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 

@@ -19,6 +19,8 @@ def run_report(attempt: UUID, job: SlurmJob) -> RunReport:
     state, cause = job_state(job.states, restarts=job.restarts)
     detail = job.reason
     tag = job.tag
+    if tag is not None and tag.lost:
+        return _never_launched(attempt, job, state)
     stopped = tag is not None and tag.stop_by is not None
     if stopped and state is RunState.RUNNING:
         state = RunState.STOPPING
@@ -38,6 +40,21 @@ def run_report(attempt: UUID, job: SlurmJob) -> RunReport:
         cause=cause,
         detail=detail,
         devices=job.devices,
+    )
+
+
+def _never_launched(attempt: UUID, job: SlurmJob, state: RunState) -> RunReport:
+    detail = f"Slurm had it as running on {job.nodes or 'its nodes'}, but never launched it there"
+    if not state.final:
+        return RunReport(attempt, RunState.STOPPING, str(job.id), job.started, detail=detail)
+    return RunReport(
+        attempt,
+        RunState.NODE_FAILED,
+        str(job.id),
+        job.started,
+        job.ended,
+        cause=Cause.NODE,
+        detail=detail,
     )
 
 

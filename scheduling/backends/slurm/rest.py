@@ -66,7 +66,7 @@ class RestTransport:
 
     def warnings(self) -> tuple[str, ...]:
         found = list(self._api().warnings)
-        if not os.path.isdir(self._config.output_directory):
+        if not self.can_read():
             found.append(
                 f"the output folder {self._config.output_directory} is not mounted where the portal runs: "
                 "slurmrestd cannot read files, so there will be no logs, and jobs that Slurm has forgotten are lost"
@@ -102,6 +102,9 @@ class RestTransport:
         except NotFound:
             return []
         return [read_job(row) for row in content.get("jobs", [])]
+
+    def can_read(self) -> bool:
+        return os.path.isdir(self._config.output_directory)
 
     def read_file(self, path: str, offset: int, limit: int) -> bytes | None:
         """Only plain files that are no link of any kind: the owner could point one at somebody else's file."""

@@ -95,6 +95,10 @@ class Transport(Protocol):
         """At once. A job that has ended is no error."""
         ...
 
+    def can_read(self) -> bool:
+        """Whether the output folder can be read from here."""
+        ...
+
     def read_file(self, path: str, offset: int, limit: int) -> bytes | None:
         """Part of a file, read with its owner's rights; None when there is none."""
         ...
