@@ -46,10 +46,13 @@ def shortage(scope: Scope) -> list[Shortage]:
             WITH state AS (
                 SELECT *, greatest(at, %(since)s) AS s,
                        least(coalesce(lead(at) OVER (PARTITION BY pool_id ORDER BY at), %(until)s), %(until)s) AS e
-                FROM scheduling_poolstate p
-                WHERE at < %(until)s AND (%(pools)s::bigint[] IS NULL OR pool_id = ANY(%(pools)s))
-                  AND at >= coalesce((SELECT max(b.at) FROM scheduling_poolstate b
-                                      WHERE b.pool_id = p.pool_id AND b.at <= %(since)s), '-infinity')
+                FROM (
+                    SELECT b.* FROM scheduling_pool p CROSS JOIN LATERAL (
+                        SELECT coalesce(max(x.at), '-infinity') AS at FROM scheduling_poolstate x
+                        WHERE x.pool_id = p.id AND x.at <= %(since)s
+                    ) AS f JOIN scheduling_poolstate b ON b.pool_id = p.id AND b.at >= f.at AND b.at < %(until)s
+                    WHERE %(pools)s::bigint[] IS NULL OR p.id = ANY(%(pools)s)
+                ) AS rows
             ), weighted AS (SELECT *, extract(epoch FROM e - s) / 3600 AS hours FROM state WHERE s < e)
             SELECT pool_id, sum(hours)::float, sum(demand * hours)::float, sum(least(stranded, demand) * hours)::float,
                    sum(reserved * hours)::float, sum(greatest(free - reserved - stranded, 0) * hours)::float,

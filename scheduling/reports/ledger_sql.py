@@ -62,7 +62,7 @@ off AS MATERIALIZED (
 # Work begins when the cluster confirms the start and ends when the stop is asked for; of a run that ended badly,
 # the work since its last checkpoint (all of it without one) is lost.
 _PARTS = f"""
-span_of AS (
+span_of AS MATERIALIZED (
     SELECT a.id, a.gpu_id, a.pool_id, a.team_id, j.workload_class, (a.share * 1000000)::bigint AS rate,
            greatest({_us("lower(a.during)")}, %(since_us)s) AS s,
            least(coalesce({_us("upper(a.during)")}, %(until_us)s), %(until_us)s) AS e,
@@ -72,11 +72,11 @@ span_of AS (
     JOIN scheduling_attempt t ON t.id = a.attempt_id
     JOIN scheduling_job j ON j.id = t.job_id
     WHERE a.during && tstzrange(%(since)s, %(until)s)
-), work AS (
+), work AS MATERIALIZED (
     SELECT *, least(greatest(coalesce(running, e), s), least(greatest(coalesce(stopping, e), s), e)) AS w0,
            least(greatest(coalesce(stopping, e), s), e) AS w1
     FROM span_of WHERE s < e
-), loss AS (
+), loss AS MATERIALIZED (
     SELECT *, CASE WHEN outcome IN ('failed', 'timed_out', 'node_failed', 'lost', 'preempted')
                    THEN least(greatest(coalesce(checkpoint, w0), w0), w1) ELSE w1 END AS l0
     FROM work
@@ -139,17 +139,17 @@ piece AS (
     SELECT q.pool_id, NULL, '', v.code, greatest(q.s, %(since_us)s), least(coalesce(q.e, %(until_us)s), %(until_us)s),
            v.rate
     FROM (
-        SELECT pool_id, reserved, stranded, {_us("at")} AS s,
-               {_us("lead(at) OVER (PARTITION BY pool_id ORDER BY at)")} AS e
-        FROM scheduling_poolstate
-        WHERE at < %(until)s AND at >= coalesce(
-            (SELECT max(b.at) FROM scheduling_poolstate b
-             WHERE b.pool_id = scheduling_poolstate.pool_id AND b.at <= %(since)s), '-infinity')
+        SELECT b.pool_id, b.reserved, b.stranded, {_us("b.at")} AS s,
+               {_us("lead(b.at) OVER (PARTITION BY b.pool_id ORDER BY b.at)")} AS e
+        FROM scheduling_pool p CROSS JOIN LATERAL (
+            SELECT coalesce(max(x.at), '-infinity') AS at FROM scheduling_poolstate x
+            WHERE x.pool_id = p.id AND x.at <= %(since)s
+        ) AS f JOIN scheduling_poolstate b ON b.pool_id = p.id AND b.at >= f.at AND b.at < %(until)s
     ) AS q CROSS JOIN LATERAL (VALUES ({RESERVED}, q.reserved * 1000000), ({STRANDED}, q.stranded * 1000000))
         AS v(code, rate)
     WHERE v.rate > 0
 ), step AS (
-    SELECT p.pool_id, p.team_id, p.workload_class, p.code, v.at / 3600000000 AS hour,
+    SELECT p.pool_id, coalesce(p.team_id, 0) AS team, p.workload_class, p.code, v.at / 3600000000 AS hour,
            v.rate * ((v.at / 3600000000 + 1) * 3600000000 - v.at) AS partial, v.rate AS delta
     FROM piece p CROSS JOIN LATERAL (VALUES (p.s, p.rate), (p.e, -p.rate)) AS v(at, rate)
     WHERE p.s < p.e
@@ -163,21 +163,24 @@ def _pivot() -> str:
         for code in COLUMNS.values()
     )
     running = ", ".join(
-        f"coalesce(w.p{code}, 0) + 3600000000 * (sum(coalesce(w.d{code}, 0)) OVER team_hours - coalesce(w.d{code}, 0))"
-        f" AS c{code}"
-        for code in COLUMNS.values()
+        f"p{code} + 3600000000 * (sum(d{code}) OVER earlier - d{code}) AS c{code}" for code in COLUMNS.values()
     )
+    again = ", ".join(f"sum(p{code}) AS p{code}, sum(d{code}) AS d{code}" for code in COLUMNS.values())
+    zeros = ", ".join("0, 0" for _ in COLUMNS)
+    # Hours without a step are added as rows of zeros: an outer join would be planned on estimates that are far off.
     return f"""
 wide AS MATERIALIZED (
-    SELECT pool_id, team_id, workload_class, hour, {sums} FROM step GROUP BY 1, 2, 3, 4
-), keys AS (
-    SELECT pool_id, team_id, workload_class, min(hour) AS first, max(hour) AS last FROM wide GROUP BY 1, 2, 3
-), dense AS (
-    SELECT k.pool_id, k.team_id, k.workload_class, h.hour, {running}
-    FROM keys k CROSS JOIN LATERAL generate_series(k.first, k.last) AS h(hour)
-    LEFT JOIN wide w ON w.pool_id = k.pool_id AND w.team_id IS NOT DISTINCT FROM k.team_id
-        AND w.workload_class = k.workload_class AND w.hour = h.hour
-    WINDOW team_hours AS (PARTITION BY k.pool_id, k.team_id, k.workload_class ORDER BY h.hour)
+    SELECT pool_id, team, workload_class, hour, {sums} FROM step GROUP BY 1, 2, 3, 4
+), filled AS (
+    SELECT pool_id, team, workload_class, hour, {again} FROM (
+        SELECT * FROM wide UNION ALL
+        SELECT k.pool_id, k.team, k.workload_class, h.hour, {zeros} FROM (
+            SELECT pool_id, team, workload_class, min(hour) AS first, max(hour) AS last FROM wide GROUP BY 1, 2, 3
+        ) AS k CROSS JOIN LATERAL generate_series(k.first, k.last) AS h(hour)
+    ) AS u GROUP BY 1, 2, 3, 4
+), dense AS MATERIALIZED (
+    SELECT pool_id, team, workload_class, hour, {running} FROM filled
+    WINDOW earlier AS (PARTITION BY pool_id, team, workload_class ORDER BY hour)
 )"""
 
 
@@ -194,7 +197,7 @@ def _result() -> str:
            (reserved * 0.000001)::numeric(28,6)"""
     return f"""
 held_in AS (
-    SELECT pool_id, hour, sum({held}) AS held FROM dense WHERE team_id IS NOT NULL GROUP BY 1, 2
+    SELECT pool_id, hour, sum({held}) AS held FROM dense WHERE team <> 0 GROUP BY 1, 2
 ), nobody AS (
     SELECT d.*, i.idle - r.reserved - f.stranded AS free, r.reserved, f.stranded,
            c{RESERVED} + c{STRANDED} - r.reserved - f.stranded AS excess
@@ -202,10 +205,10 @@ held_in AS (
     CROSS JOIN LATERAL (SELECT {idle} AS idle) AS i
     CROSS JOIN LATERAL (SELECT least(c{RESERVED}, greatest(i.idle, 0)) AS reserved) AS r
     CROSS JOIN LATERAL (SELECT least(c{STRANDED}, greatest(i.idle, 0) - r.reserved) AS stranded) AS f
-    WHERE d.team_id IS NULL
+    WHERE team = 0
 )
-SELECT to_timestamp(hour * 3600), pool_id, team_id, workload_class, 0, 0, 0, 0, 0, 0, {own}, 0
-FROM dense WHERE team_id IS NOT NULL AND ({nonzero})
+SELECT to_timestamp(hour * 3600), pool_id, team, workload_class, 0, 0, 0, 0, 0, 0, {own}, 0
+FROM dense WHERE team <> 0 AND ({nonzero})
 UNION ALL
 SELECT to_timestamp(hour * 3600), pool_id, NULL, '', {column(CAPACITY)}, {column(DOWN)}, {column(MAINTENANCE)},
        {nobody}, 0, 0, 0, 0, 0, {column(UNKNOWN)}, 0, 0, 0, (excess * 0.000001)::numeric(28,6)

@@ -71,10 +71,13 @@ def free_pieces(scope: Scope) -> list[Pieces]:
             WITH state AS (
                 SELECT pool_id, pieces, greatest(at, %(since)s) AS s,
                        least(coalesce(lead(at) OVER (PARTITION BY pool_id ORDER BY at), %(until)s), %(until)s) AS e
-                FROM scheduling_poolstate p
-                WHERE at < %(until)s AND (%(pools)s::bigint[] IS NULL OR pool_id = ANY(%(pools)s))
-                  AND at >= coalesce((SELECT max(b.at) FROM scheduling_poolstate b
-                                      WHERE b.pool_id = p.pool_id AND b.at <= %(since)s), '-infinity')
+                FROM (
+                    SELECT b.* FROM scheduling_pool p CROSS JOIN LATERAL (
+                        SELECT coalesce(max(x.at), '-infinity') AS at FROM scheduling_poolstate x
+                        WHERE x.pool_id = p.id AND x.at <= %(since)s
+                    ) AS f JOIN scheduling_poolstate b ON b.pool_id = p.id AND b.at >= f.at AND b.at < %(until)s
+                    WHERE %(pools)s::bigint[] IS NULL OR p.id = ANY(%(pools)s)
+                ) AS rows
             ), weighted AS (
                 SELECT pool_id, pieces, extract(epoch FROM e - s) AS seconds FROM state WHERE s < e
             ), whole AS (SELECT pool_id, sum(seconds) AS seconds FROM weighted GROUP BY 1)
