@@ -1,7 +1,7 @@
 """An API server that speaks the real protocol over HTTP: paths, verbs, resource versions, paged lists, label selectors,
 conflicts, watches with bookmarks, ``410 Gone`` after compaction, merge patches, deletion with grace, logs, and the
-little of the Job controller that the back end relies on (pods for a Job, none while it is suspended, owners taking their own with
-them). Tests play the kubelet: ``run``, ``finish``, ``fail`` …
+little of the Job controller that the back end relies on (pods for a Job, none while it is suspended, owners taking
+their own with them). Tests play the kubelet: ``run``, ``finish``, ``fail`` …
 """
 
 from __future__ import annotations

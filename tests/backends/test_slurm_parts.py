@@ -233,7 +233,7 @@ def test_what_a_report_says(job: SlurmJob, state: RunState, cause: Cause, code: 
 
 
 def _submission(config: SlurmConfig = PLAIN, **changes: object) -> Submission:
-    return build_submission(config, start_command(**changes), lambda node: 4)  # type: ignore[arg-type]
+    return build_submission(config, start_command(**changes), lambda _: 4)  # type: ignore[arg-type]
 
 
 def test_nodes_with_the_same_number_of_workers_go_together() -> None:
@@ -259,7 +259,7 @@ def test_a_share_that_slurm_cannot_give_is_rejected() -> None:
     with pytest.raises(Rejected, match="multiple of 1/4"):
         _submission(slots=(WorkerSlot("n0", (0,), 0.3),), gpus_per_worker=0)
     with pytest.raises(Rejected, match="does not divide"):
-        build_submission(PLAIN, start_command(slots=(WorkerSlot("n0", (0,), 0.5),), gpus_per_worker=0), lambda node: 0)
+        build_submission(PLAIN, start_command(slots=(WorkerSlot("n0", (0,), 0.5),), gpus_per_worker=0), lambda _: 0)
 
 
 def test_cpus_and_memory_follow_the_gpus() -> None:
@@ -274,7 +274,7 @@ def test_every_script_is_valid_bash(tmp_path: Path) -> None:
         command = start_command(
             "echo 'a' \"b\" $(c) `d` \\ \n e", image="img; rm -rf /", slots=slots, working_directory="/x y"
         )
-        script = batch_script(config, command, build_submission(config, command, lambda node: 0).groups)
+        script = batch_script(config, command, build_submission(config, command, lambda _: 0).groups)
         checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
         assert (checked.returncode, checked.stderr) == (0, "")
         assert "--het-group=1" in script
@@ -287,7 +287,7 @@ def _openapi(*versions: int, fields: Sequence[str] = ()) -> dict[str, object]:
     return {
         "paths": {f"/slurm/v0.0.{number}/job/submit": {} for number in versions},
         "components": {
-            "schemas": {f"v0.0.{number}_job_desc_msg": {"properties": dict.fromkeys(fields, {})} for number in versions}
+            "schemas": {f"v0.0.{number}_job_desc_msg": {"properties": {field: {} for field in fields}} for number in versions}
         },
     }
 

@@ -202,7 +202,8 @@ def test_each_worker_of_a_gang_has_its_grace_period_to_itself(backend: SlurmBack
     backend.stop(stop_command(command.attempt, grace=30))
     done = wait_for(backend, command.attempt)
     said = output_of(backend, command.attempt)
-    assert "bye False" in said and "bye True" in said, "the quick one's end must not kill the slow one"
+    assert "bye False" in said
+    assert "bye True" in said, "the quick one's end must not kill the slow one"
     assert (done.state, done.exit_code) == (RunState.CANCELLED, 5)
 
 
@@ -288,7 +289,7 @@ def test_a_second_slurm_job_of_the_same_attempt_does_nothing(backend: SlurmBacke
     first = backend.start(command)
     wait_for(backend, command.attempt, RunState.RUNNING)
     finder = backend._transport.find
-    backend._transport.find = lambda attempt, account: []  # type: ignore[method-assign]
+    backend._transport.find = lambda *_: []  # type: ignore[method-assign]
     try:
         second = backend.start(command)
     finally:
@@ -376,7 +377,7 @@ def test_a_log_that_was_swapped_for_a_link_to_somebody_elses_file_is_not_read(
     command = start_command(f"ln -sf /etc/shadow {slurm.output}/$GPUPORTAL_ATTEMPT.log; sleep 1")
     backend.start(command)
     wait_for(backend, command.attempt)
-    with pytest.raises(Exception, match="cannot be read|not a plain file"):
+    with pytest.raises(Exception, match=r"cannot be read|not a plain file"):
         backend.logs(command.attempt)
 
 

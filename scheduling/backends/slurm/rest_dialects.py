@@ -49,7 +49,7 @@ def choose_dialect(openapi: Mapping[str, Any]) -> Dialect:
         return ByFeature(offered[newest])
     if "required_nodes" not in _job_fields(openapi, offered[newest]):
         raise Rejected(
-            f"slurmrestd's {offered[newest]} has no required_nodes in a submit: jobs cannot be pinned to nodes"
+            f"slurmrestd's {offered[newest]} has no required_nodes in a submit: no job can be pinned"
         )
     return ByNode(offered[newest], _job_fields(openapi, offered[newest]))
 
