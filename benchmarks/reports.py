@@ -146,6 +146,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", type=int, default=1_000_000)
     parser.add_argument("--keep", action="store_true", help="leave the rows in the database")
+    parser.add_argument("--only-rollup", action="store_true", help="no reports")
     parser.add_argument("--filled", action="store_true", help="the rows are there already")
     options = parser.parse_args()
     if not options.filled:
@@ -164,7 +165,8 @@ def _questions(options: argparse.Namespace) -> bool:
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE scheduling_hourlyuse")
     fine &= timed("bringing them up to date, nothing changed", lambda: rollup.roll_up(YEAR[1]), 1)
-    fine &= _reports()
+    if not options.only_rollup:
+        fine &= _reports()
     if not options.keep:
         with transaction.atomic(), connection.cursor() as cursor:
             for statement in EMPTY.replace("%%", "%").split(";\n"):
@@ -181,7 +183,9 @@ def _reports() -> bool:
     for zone in ("UTC", "Europe/Berlin"):
         scope = Scope(*YEAR, YEAR[1], ZoneInfo(zone))
         for name, report in REPORTS.items():
-            fine &= timed(f"{name}, twelve months, days of {zone}", lambda report=report, scope=scope: report.make(scope), 1)
+            fine &= timed(
+                f"{name}, twelve months, days of {zone}", lambda report=report, scope=scope: report.make(scope), 1
+            )
     return fine
 
 

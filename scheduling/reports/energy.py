@@ -52,7 +52,10 @@ def energy(scope: Scope) -> Energy:
     for (position, pool_id), use in table.by("bucket", "pool").items():
         pool = pools[pool_id]  # type: ignore[index]
         begins = table.buckets[position].start  # type: ignore[call-overload]
-        held, free = measured.get((begins, pool.pk, True), (0.0, 0.0)), measured.get((begins, pool.pk, False), (0.0, 0.0))
+        held, free = (
+            measured.get((begins, pool.pk, True), (0.0, 0.0)),
+            measured.get((begins, pool.pk, False), (0.0, 0.0)),
+        )
         busy_model = _model(_left(use.allocated, held[1]), pool.gpu_model.tdp_watts)
         idle_model = _model(_left(use.idle + use.unknown_idle, free[1]), pool.gpu_model.idle_watts)
         kwh = (held[0] + free[0]) / JOULES_PER_KWH + busy_model + idle_model
@@ -66,9 +69,7 @@ def energy(scope: Scope) -> Energy:
         by_hour[begins] = (before + kwh, grams)
     kwh = measured_kwh + modelled_kwh
     hours = [(begins, *by_hour[begins]) for begins in sorted(by_hour)]
-    return Energy(
-        kwh, measured_kwh, modelled_kwh, idle_kwh, float(rule.pue), kwh * float(rule.pue), kg, by_pool, hours
-    )
+    return Energy(kwh, measured_kwh, modelled_kwh, idle_kwh, float(rule.pue), kwh * float(rule.pue), kg, by_pool, hours)
 
 
 def carbon(hours: Iterable[tuple[float, float]]) -> float:
@@ -123,5 +124,3 @@ class _Intensities:
 def _last_before(rows: list[tuple[datetime, float]], hour: datetime) -> int | None:
     place = bisect_right(rows, hour, key=lambda row: row[0]) - 1
     return place if place >= 0 else None
-
-

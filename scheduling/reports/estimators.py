@@ -72,7 +72,9 @@ def _reached(times: NDArray[np.float64], waiting: NDArray[np.float64], level: fl
     return float(times[below[0]]) if below.size else None
 
 
-def kaplan_meier(started: Sequence[float] | NDArray[np.float64], waiting: Sequence[float] | NDArray[np.float64]) -> Curve:
+def kaplan_meier(
+    started: Sequence[float] | NDArray[np.float64], waiting: Sequence[float] | NDArray[np.float64]
+) -> Curve:
     """Product-limit estimate from the waits of those that started and of those that still wait (censored)."""
     events = np.sort(np.asarray(started, dtype=np.float64))
     censored = np.sort(np.asarray(waiting, dtype=np.float64))

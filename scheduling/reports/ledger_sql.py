@@ -193,7 +193,7 @@ def _result() -> str:
         return f"(c{code} * 0.000001)::numeric(28,6)"
 
     own = ", ".join(column(COLUMNS[name]) for name in (*ALLOCATED, "busy", "measured", "overlap"))
-    nobody = f"""(free * 0.000001)::numeric(28,6), (stranded * 0.000001)::numeric(28,6),
+    nobody = """(free * 0.000001)::numeric(28,6), (stranded * 0.000001)::numeric(28,6),
            (reserved * 0.000001)::numeric(28,6)"""
     return f"""
 held_in AS (

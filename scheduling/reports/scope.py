@@ -53,7 +53,9 @@ class Scope:
 
     def before(self) -> Scope:
         """The period just before, of the same length on the viewer's clock."""
-        length = self.until.astimezone(self.zone).replace(tzinfo=None) - self.since.astimezone(self.zone).replace(tzinfo=None)
+        length = self.until.astimezone(self.zone).replace(tzinfo=None) - self.since.astimezone(self.zone).replace(
+            tzinfo=None
+        )
         local = self.since.astimezone(self.zone).replace(tzinfo=None) - length
         return replace(self, since=local.replace(tzinfo=self.zone).astimezone(UTC), until=self.since)
 

@@ -176,7 +176,9 @@ def _group(cohort: _Cohort, key: object, places: object) -> Waits:
     def seconds(kind: str) -> NDArray[np.float64]:
         return np.concatenate(parts[kind]) / 1e6 if parts[kind] else np.empty(0)
 
-    return Waits(key, kaplan_meier(seconds("started"), seconds("waiting")), sum(part.size for part in parts["cancelled"]))
+    return Waits(
+        key, kaplan_meier(seconds("started"), seconds("waiting")), sum(part.size for part in parts["cancelled"])
+    )
 
 
 def _groups(cohort: _Cohort, position: int) -> list[Waits]:

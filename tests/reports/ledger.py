@@ -144,13 +144,21 @@ class Ledger:
             pool=pool, at=at(when), free=free, reserved=reserved, stranded=stranded, demand=stranded
         )
 
-    def samples(self, attempt: Attempt, start: str, end: str, activity: float | None, seconds: int = 60, **more) -> None:
+    def samples(
+        self, attempt: Attempt, start: str, end: str, activity: float | None, seconds: int = 60, **more
+    ) -> None:
         when, rows = at(start) + timedelta(seconds=seconds), []
         devices = list(attempt.allocations.values_list("gpu_id", flat=True))
         while when <= at(end):
             rows += [
                 GPUSample(
-                    gpu_id=device, attempt=attempt, at=when, seconds=seconds, activity=activity, metric="sm_active", **more
+                    gpu_id=device,
+                    attempt=attempt,
+                    at=when,
+                    seconds=seconds,
+                    activity=activity,
+                    metric="sm_active",
+                    **more,
                 )
                 for device in devices
             ]

@@ -59,7 +59,11 @@ def test_a_running_job_counts_up_to_now_though_the_hour_is_not_over(ledger: Ledg
 def test_any_range_equals_the_raw_intervals(ledger: Ledger) -> None:
     mixed_month(ledger)
     rollup.roll_up(at("02-01 00:00"))
-    for since, until in (("01-02 03:10:30", "01-02 03:11"), ("01-03 00:00:01", "01-30 17:17:17"), ("01-06 05:00", "01-06 07:00")):
+    for since, until in (
+        ("01-02 03:10:30", "01-02 03:11"),
+        ("01-03 00:00:01", "01-30 17:17:17"),
+        ("01-06 05:00", "01-06 07:00"),
+    ):
         table = read(scope(since, until, now="02-01 00:00"))
         raw = raw_allocated(at(since), at(until), at("02-01 00:00")) * 1_000_000
         assert table.total.allocated + table.total.overlap == raw

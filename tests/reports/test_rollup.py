@@ -122,7 +122,9 @@ def test_states_add_up_to_the_capacity_in_every_hour(ledger: Ledger) -> None:
     mixed_month(ledger)
     rollup.roll_up(at("02-01 00:00"))
     for hour, pool in HourlyUse.objects.values_list("hour", "pool").distinct():
-        sums = HourlyUse.objects.filter(hour=hour, pool=pool).aggregate(**{n: Sum(n) for n in ("capacity", *STATES_OF_ALL)})
+        sums = HourlyUse.objects.filter(hour=hour, pool=pool).aggregate(
+            **{n: Sum(n) for n in ("capacity", *STATES_OF_ALL)}
+        )
         assert sums.pop("capacity") == sum(sums.values())
     assert rollup.verify_rollups(at("01-01 00:00"), at("02-01 00:00")) == []
 
@@ -199,7 +201,9 @@ def test_more_held_than_there_is_shows_as_an_error_and_is_not_clipped(ledger: Le
     ledger.run(team, pool, "03-03 04:00", "03-03 08:00")
     rollup.roll_up(at("03-04 00:00"))
     assert gpu_hours("2025-03-03 04:00", "2025-03-03 08:00")["unknown"] == 4
-    assert any("states add up to" in str(problem) for problem in rollup.verify_rollups(at("03-03 00:00"), at("03-04 00:00")))
+    assert any(
+        "states add up to" in str(problem) for problem in rollup.verify_rollups(at("03-03 00:00"), at("03-04 00:00"))
+    )
 
 
 def test_a_node_that_is_down_in_the_middle_of_a_run_counts_as_down(ledger: Ledger) -> None:
@@ -235,7 +239,12 @@ def test_more_recorded_as_reserved_than_is_idle_is_told_apart(ledger: Ledger) ->
     ledger.pool_state(pool, "03-03 00:00", free=2, reserved=2)
     ledger.run(team, pool, "03-03 00:00", "03-03 01:00")
     rollup.roll_up(at("03-03 01:00"))
-    assert gpu_hours("2025-03-03 00:00", "2025-03-03 01:00") == {"capacity": 2, "reserved": 1, "unknown": 1, "excess": 1}
+    assert gpu_hours("2025-03-03 00:00", "2025-03-03 01:00") == {
+        "capacity": 2,
+        "reserved": 1,
+        "unknown": 1,
+        "excess": 1,
+    }
 
 
 def test_a_share_counts_as_its_part_of_the_device(ledger: Ledger) -> None:
