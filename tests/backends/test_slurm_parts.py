@@ -116,7 +116,8 @@ def test_gres_are_read_with_types_counts_and_notes() -> None:
 
 
 OLD = {
-    "job_id": 12, "job_state": "RUNNING", "user_name": "ada", "comment": "", "nodes": "n[0-1]", "start_time": 1700000000,
+    "job_id": 12, "job_state": "RUNNING", "user_name": "ada", "comment": "", "nodes": "n[0-1]",
+    "start_time": 1700000000,
     "end_time": 1700003600, "exit_code": 1792, "derived_exit_code": 768, "restart_cnt": 0, "time_limit": 60,
     "gres_detail": ["gpu:h100:2(IDX:0-1)", "gpu:h100:2(IDX:2,5)"], "state_reason": "None", "het_job_id": 0,
 }  # fmt: skip
@@ -125,7 +126,7 @@ NEW = OLD | {
     "end_time": {"set": True, "infinite": False, "number": 1700003600}, "het_job_id": {"set": True, "number": 0},
     "exit_code": {"status": ["ERROR"], "return_code": {"set": True, "infinite": False, "number": 7},
                   "signal": {"id": {"set": False, "number": 0}, "name": ""}},
-    "derived_exit_code": {"status": ["ERROR"], "return_code": {"set": True, "number": 3}, "signal": {"id": {"set": False}}},
+    "derived_exit_code": {"return_code": {"set": True, "number": 3}, "signal": {"id": {"set": False}}},
     "time_limit": {"set": True, "infinite": False, "number": 60},
 }  # fmt: skip
 
@@ -270,7 +271,9 @@ def test_cpus_and_memory_follow_the_gpus() -> None:
 def test_every_script_is_valid_bash(tmp_path: Path) -> None:
     slots = (WorkerSlot("a", ()), WorkerSlot("b", ()), WorkerSlot("b", ()))
     for containers in ("pyxis", "apptainer"):
-        config = SlurmConfig("commands", str(tmp_path), containers=containers, checkpoint_directory="/c")  # type: ignore[arg-type]
+        config = parse(
+            {"output_directory": str(tmp_path), "containers": containers, "checkpoint_directory": "/c"}, None
+        )
         command = start_command(
             "echo 'a' \"b\" $(c) `d` \\ \n e", image="img; rm -rf /", slots=slots, working_directory="/x y"
         )
@@ -287,7 +290,9 @@ def _openapi(*versions: int, fields: Sequence[str] = ()) -> dict[str, object]:
     return {
         "paths": {f"/slurm/v0.0.{number}/job/submit": {} for number in versions},
         "components": {
-            "schemas": {f"v0.0.{number}_job_desc_msg": {"properties": {field: {} for field in fields}} for number in versions}
+            "schemas": {
+                f"v0.0.{number}_job_desc_msg": {"properties": {field: {} for field in fields}} for number in versions
+            }
         },
     }
 

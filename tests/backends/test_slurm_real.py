@@ -210,7 +210,8 @@ def test_each_worker_of_a_gang_has_its_grace_period_to_itself(backend: SlurmBack
 def test_a_job_that_ignores_the_signal_is_ended_after_the_grace_period(backend: SlurmBackend) -> None:
     command = start_command(
         _python(
-            "import signal,time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(90)"
+            "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "print('ready', flush=True)\ntime.sleep(90)"
         )
     )
     backend.start(command)

@@ -129,7 +129,7 @@ FIELDS: tuple[ConfigField, ...] = (
     ConfigField(
         "run_as",
         "Run commands as the person by",
-        "root: the portal runs as root (runuser); sudo: sudo -n -u ACCOUNT; self: every job under the portal's own account.",
+        "root: the portal runs as root (runuser); sudo: sudo -n -u ACCOUNT; self: all jobs under the portal's account.",
         kind="choice",
         choices=("root", "sudo", "self"),
         default="sudo",

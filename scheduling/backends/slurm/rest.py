@@ -26,6 +26,8 @@ class NoReason(Unreachable):
 
 _TOKEN_SECONDS = 300
 _KNOWN_AGE = 2.0
+_DIALECT_AGE = 600.0
+_dialects: dict[str, tuple[float, Dialect]] = {}
 #: slurm_errno.h: ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE.
 _INVALID_JOB_ID, _ALREADY_DONE = 2017, 2021
 
@@ -165,8 +167,12 @@ class RestTransport:
 
     def _api(self) -> Dialect:
         if self._dialect is None:
-            content = self._request("GET", "/openapi/v3", self._config.reader)
-            self._dialect = choose_dialect(content)
+            # The description is large and changes with the daemon only: one reading serves a process for a while.
+            known = _dialects.get(self._config.url)
+            if known is None or self._monotonic() - known[0] > _DIALECT_AGE:
+                content = self._request("GET", "/openapi/v3", self._config.reader)
+                known = _dialects[self._config.url] = (self._monotonic(), choose_dialect(content))
+            self._dialect = known[1]
         return self._dialect
 
     def _path(self, rest: str) -> str:

@@ -48,9 +48,7 @@ def choose_dialect(openapi: Mapping[str, Any]) -> Dialect:
     if newest == OLDEST:
         return ByFeature(offered[newest])
     if "required_nodes" not in _job_fields(openapi, offered[newest]):
-        raise Rejected(
-            f"slurmrestd's {offered[newest]} has no required_nodes in a submit: no job can be pinned"
-        )
+        raise Rejected(f"slurmrestd's {offered[newest]} has no required_nodes in a submit: no job can be pinned")
     return ByNode(offered[newest], _job_fields(openapi, offered[newest]))
 
 
@@ -80,7 +78,7 @@ class ByFeature:
         without = sorted(node.name for node in nodes if node.name not in features)
         if without:
             raise Rejected(
-                f"slurmrestd {self.version} cannot name the nodes of a job, and {len(without)} nodes have no feature of "
+                f"slurmrestd {self.version} cannot name a job's nodes, and {len(without)} nodes have no feature of "
                 f"their own to pin by ({', '.join(without[:5])}{' …' if len(without) > 5 else ''}). Give each node its "
                 "name as a feature in slurm.conf, use slurmrestd v0.0.39 or later, or the transport `commands`."
             )
