@@ -42,6 +42,9 @@ CHECKS: dict[str, str] = {
         SELECT format('allocation %s ends at %s, attempt %s at %s', a.id, upper(a.during), t.id, t.ended_at)
         FROM scheduling_attempt t JOIN scheduling_allocation a ON a.attempt_id = t.id
         WHERE t.state = 'ended' AND NOT isempty(a.during) AND upper(a.during) <> t.ended_at
+          AND NOT EXISTS (  -- it went on, on another device (services/devices.py)
+              SELECT 1 FROM scheduling_allocation b
+              WHERE b.attempt_id = t.id AND b.gpu_id <> a.gpu_id AND lower(b.during) = upper(a.during))
     """,
     "an allocation outside the life of its device": """
         SELECT format('allocation %s on GPU %s', a.id, a.gpu_id)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import structlog
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
 
 from scheduling.backends.base import (
@@ -27,8 +28,6 @@ from scheduling.backends.base import (
 )
 from scheduling.engine.retry import Outcome
 from scheduling.models import (
-    GPU,
-    Allocation,
     Attempt,
     AttemptState,
     Cluster,
@@ -40,8 +39,8 @@ from scheduling.models import (
     NodeInterval,
 )
 from scheduling.services import clock, states
-from scheduling.services.amounts import device_indices
 from scheduling.services.clusters import cluster_failed, cluster_seen
+from scheduling.services.devices import believed_devices, follow_devices
 from scheduling.services.dispatch import outcome_of_stop
 from scheduling.services.ending import end_attempt
 from scheduling.services.registry import backend_for
@@ -85,7 +84,9 @@ def reconcile_cluster(cluster: Cluster, *, backend: Backend | None = None) -> in
         return 0
     cluster_seen(cluster, clock.now())
     changed = _nodes(cluster, seen.nodes, asked_at)
-    changed += sum(_apply(cluster, backend, report, attempts.get(report.attempt)) for report in seen.runs)
+    # What has ended first: others may be on its devices by now.
+    runs = sorted(seen.runs, key=lambda report: not report.state.final)
+    changed += sum(_apply(cluster, backend, report, attempts.get(report.attempt)) for report in runs)
     if seen.complete:
         changed += _missing(cluster, seen, attempts, asked_at)
     _overdue(cluster)
@@ -104,9 +105,7 @@ def _apply(cluster: Cluster, backend: Backend, report: RunReport, attempt_id: in
     if attempt_id is None:
         return _stray(cluster, backend, report)
     with transaction.atomic():
-        attempt = (
-            Attempt.objects.select_for_update(of=("self",)).select_related("job").filter(pk=attempt_id).first()
-        )
+        attempt = Attempt.objects.select_for_update(of=("self",)).select_related("job").filter(pk=attempt_id).first()
         if attempt is None or attempt.state == AttemptState.ENDED:
             return 0
         now = clock.now()
@@ -170,53 +169,14 @@ def _marks(attempt: Attempt, report: RunReport) -> int:
 
 
 def _devices(cluster: Cluster, attempt: Attempt, report: RunReport) -> int:
-    """The cluster chose other devices than the ledger has: the ledger follows."""
+    """The cluster chose other devices than the ledger has (Slurm always does): the ledger follows, which is no drift."""
     assert report.devices is not None
-    ids = {row[0] for row in attempt.placement}
-    names = dict(Node.objects.filter(pk__in=ids).values_list("pk", "name"))
-    believed: dict[str, set[int]] = {}
-    for node, devices, _ in attempt.placement:
-        believed.setdefault(names[node], set()).update(device_indices(devices))
-    told = {node: set(indices) for node, indices in report.devices.items()}
-    if told == believed or any(len(told.get(n, ())) != len(d) for n, d in believed.items()):
+    believed = believed_devices(attempt)
+    if not follow_devices(attempt, report.devices, clock.now()):
         return 0
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SET LOCAL gpuportal.correcting = 'devices told by the cluster'")
-        placement = [list(row) for row in attempt.placement]
-        for node, name in names.items():
-            if told[name] != believed[name] and not _swap(attempt, node, sorted(told[name]), placement):
-                return 0
-        attempt.placement = placement
-        attempt.save(update_fields=["placement"])
-        cursor.execute("SET LOCAL gpuportal.correcting = ''")
-    _drift(cluster, "devices", attempt, _text(believed), _text(told), "the ledger follows the cluster")
+    told = {node: set(indices) for node, indices in report.devices.items()}
+    log.info("devices", attempt=str(attempt.uuid), ledger=_text(believed), cluster=_text(told))
     return 1
-
-
-def _swap(attempt: Attempt, node: int, wanted: list[int], placement: list[list[int]]) -> bool:
-    """Put an attempt's allocations on one node onto ``wanted`` devices; what stands there goes to the old ones."""
-    gpus = {g.index: g.pk for g in GPU.objects.filter(node_id=node, exists__endswith=None)}
-    if not set(wanted) <= gpus.keys():
-        return False
-    mine = list(
-        Allocation.objects.filter(attempt=attempt, gpu__node_id=node, during__endswith=None).select_related("gpu")
-    )
-    mine.sort(key=lambda row: row.gpu.index)
-    keep = {row.gpu.index for row in mine} & set(wanted)
-    move = [row for row in mine if row.gpu.index not in keep]
-    free = [index for index in wanted if index not in keep]
-    for row, index in zip(move, free, strict=True):
-        if Allocation.objects.filter(gpu_id=gpus[index], during__endswith=None).exists():
-            return False  # its holder's own report comes first; the next pass settles this one
-        row.gpu_id = gpus[index]
-        row.save(update_fields=["gpu"])
-    rest = list(wanted)
-    for slot in placement:
-        if slot[0] == node:
-            count = int(slot[1]).bit_count()
-            slot[1] = sum(1 << index for index in rest[:count])
-            rest = rest[count:]
-    return True
 
 
 def _text(devices: dict[str, set[int]]) -> str:
@@ -241,7 +201,7 @@ def _stray(cluster: Cluster, backend: Backend, report: RunReport) -> int:
     return 1
 
 
-def _missing(cluster: Cluster, seen: Observation, attempts: dict[object, int], asked_at: datetime) -> int:
+def _missing(cluster: Cluster, seen: Observation, attempts: dict[UUID, int], asked_at: datetime) -> int:
     """Attempts that a complete answer does not mention: lost, after a while."""
     told = {report.attempt for report in seen.runs}
     gone = [number for uuid, number in attempts.items() if uuid not in told]
@@ -277,7 +237,7 @@ def _overdue(cluster: Cluster) -> None:
     rows = Attempt.objects.filter(
         pool__cluster=cluster, state=AttemptState.RUNNING, job__walltime__isnull=False, running_at__isnull=False
     ).select_related("job")
-    for row in rows.extra(  # noqa: S610 - constants only
+    for row in rows.extra(
         where=["scheduling_attempt.running_at + scheduling_job.walltime < %s"], params=[now - WALLTIME_SLACK]
     ):
         request_stop(row.pk, reason="walltime", actor_label=states.SCHEDULER, detail="past its walltime")
@@ -289,9 +249,7 @@ def request_stop(attempt_id: int, *, reason: str, actor_label: str, detail: str)
     from scheduling.services.wakeup import wake_dispatch
 
     with transaction.atomic():
-        attempt = (
-            Attempt.objects.select_for_update(of=("self",)).select_related("job", "pool").get(pk=attempt_id)
-        )
+        attempt = Attempt.objects.select_for_update(of=("self",)).select_related("job", "pool").get(pk=attempt_id)
         if attempt.state not in (AttemptState.STARTING, AttemptState.RUNNING):
             return False
         now = clock.now()
