@@ -50,7 +50,13 @@ def problem_details(error: Exception, context: dict[str, Any]) -> Response | Non
     answer = exception_handler(error, context)
     if answer is None:
         return None
-    title = {401: "Not signed in", 403: "Forbidden", 404: "Not found", 405: "Method not allowed", 429: "Too many requests"}
+    title = {
+        401: "Not signed in",
+        403: "Forbidden",
+        404: "Not found",
+        405: "Method not allowed",
+        429: "Too many requests",
+    }
     detail = answer.data.get("detail", "") if isinstance(answer.data, dict) else str(answer.data)
     made = problem(answer.status_code, title.get(answer.status_code, "Error"), str(detail))
     for name in ("WWW-Authenticate", "Retry-After", "Allow"):

@@ -237,7 +237,7 @@ STATIC_ROOT = env.folder("GPUPORTAL_STATIC_ROOT", GPUPORTAL_DATA / "static")
 STATICFILES_DIRS = [BASE_DIR / "static"] if (BASE_DIR / "static").is_dir() else []
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+    "staticfiles": {"BACKEND": "gpuportal.staticfiles.Storage"},
 }
 WHITENOISE_KEEP_ONLY_HASHED_FILES = True
 DATA_UPLOAD_MAX_MEMORY_SIZE = 10 << 20
@@ -331,7 +331,7 @@ structlog.configure(
 _renderer = (
     structlog.processors.JSONRenderer()
     if GPUPORTAL_LOG_FORMAT == "json"
-    else structlog.dev.ConsoleRenderer(colors=False)
+    else structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
 )
 LOGGING = {
     "version": 1,
@@ -348,6 +348,7 @@ LOGGING = {
     "loggers": {
         "celery.app.trace": {"level": "WARNING"},
         "celery.worker.strategy": {"level": "WARNING"},
+        "celery.worker.request": {"level": "WARNING"},
         "celery.beat": {"level": "WARNING"},
         "django.request": {"level": "ERROR"},
         "axes": {"level": "WARNING"},

@@ -26,4 +26,4 @@ handler403 = "scheduling.views.errors.forbidden"
 handler404 = "scheduling.views.errors.not_found"
 handler500 = "scheduling.views.errors.server_error"
 
-assert settings.ROOT_URLCONF == __name__
+assert __name__ == settings.ROOT_URLCONF

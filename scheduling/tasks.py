@@ -8,6 +8,7 @@ from scheduling.services import cycle as cycle_service
 from scheduling.services import demo as demo_service
 from scheduling.services import dispatch as dispatch_service
 from scheduling.services import reconcile as reconcile_service
+from scheduling.services import rollup as rollup_service
 from scheduling.services.housekeeping import housekeeping as do_housekeeping
 
 
@@ -39,3 +40,8 @@ def housekeeping() -> None:
 @shared_task(name="scheduling.tasks.feed_demo", ignore_result=True)
 def feed_demo() -> None:
     demo_service.feed()
+
+
+@shared_task(name="scheduling.tasks.rollup", ignore_result=True)
+def rollup() -> None:
+    rollup_service.roll_up()

@@ -1,5 +1,22 @@
-"""Addresses of the scheduling app."""
+"""Addresses of the scheduling pages."""
 
-from django.urls import URLPattern
+from importlib.util import find_spec
 
-urlpatterns: list[URLPattern] = []
+from django.urls import include, path
+
+from scheduling.views import jobs, overview
+
+urlpatterns = [
+    path("", overview.overview, name="overview"),
+    path("queue/", overview.queue, name="queue"),
+    path("clusters/", overview.clusters, name="cluster-map"),
+    path("me/", overview.me, name="me"),
+    path("jobs/new/", jobs.submit, name="submit"),
+    path("jobs/<int:number>/", jobs.job, name="job"),
+    path("jobs/<int:number>/cancel/", jobs.cancel, name="job-cancel"),
+    path("jobs/<int:number>/<slug:action>/", jobs.act, name="job-act"),
+    path("jobs/<int:number>/log/<int:attempt_number>", jobs.log, name="job-log"),
+]
+
+if find_spec("scheduling.urls_reports"):
+    urlpatterns.append(path("reports/", include("scheduling.urls_reports")))

@@ -83,8 +83,7 @@ def filler_view(work: Work, job: Job, pool: int) -> View:
     kept = [
         promise
         for promise in conflicts(work, job, pool, work.now, ends)
-        if promise.begins <= work.now + grace and promise.window is not None
-        or promise.begins <= work.now
+        if (promise.begins <= work.now + grace and promise.window is not None) or promise.begins <= work.now
     ]
     return without(work, pool, kept)
 
@@ -135,9 +134,7 @@ def _by_end(row: tuple[float, int, Attempt]) -> tuple[float, int]:
     return row[:2]
 
 
-def _running_ends(
-    work: Work, pool: int
-) -> tuple[list[tuple[float, int, Attempt]], list[tuple[float, int, Attempt]]]:
+def _running_ends(work: Work, pool: int) -> tuple[list[tuple[float, int, Attempt]], list[tuple[float, int, Attempt]]]:
     """All attempts of a pool by expected end, and the fillers among them; worked out once until something changes."""
     cached = work.ends_of.get(pool)
     if cached is not None and cached[0] == work.version[pool]:
@@ -209,9 +206,7 @@ class Future:
         for key in sorted(self._shares):
             position, device = key
             held = self._state.held_shares.get(key, 0)
-            if allowed >> position & 1 and self._shares[key] + held + share <= GPU and (
-                self._shares[key] or held
-            ):
+            if allowed >> position & 1 and self._shares[key] + held + share <= GPU and (self._shares[key] or held):
                 return key
         return None
 
@@ -259,9 +254,7 @@ def _admitted_by_then(work: Work, job: Job, pool: int, ended: list[Attempt]) -> 
     return all(fragile[team] + amount <= guaranteed[team] for team in path)
 
 
-def _fits_at(
-    work: Work, job: Job, pool: int, future: Future, begins: float, ends: float
-) -> Placement | None:
+def _fits_at(work: Work, job: Job, pool: int, future: Future, begins: float, ends: float) -> Placement | None:
     kept = conflicts(work, job, pool, begins, ends)
     view = without(work, pool, kept, base=future.view()) if kept else future.view()
     request = job.request
@@ -294,4 +287,3 @@ def occupants(work: Work, pool: int, placement: Placement) -> list[Attempt]:
         for _, attempt in sorted(work.state.by_pool[pool].items())
         if any(wanted.get(slot.node, 0) & slot.devices for slot in attempt.placement)
     ]
-

@@ -172,9 +172,7 @@ def _movable(work: Work, victim: Victim, position: int) -> bool:
     )
 
 
-def _hold_cleared(
-    work: Work, job: Job, pool: int, position: int, gone: int, moved: list[Attempt]
-) -> None:
+def _hold_cleared(work: Work, job: Job, pool: int, position: int, gone: int, moved: list[Attempt]) -> None:
     state = work.pools[pool]
     order = [*positions(state.free[position]), *positions(gone)]
     devices = sum(1 << device for device in order[: job.request.gpus])
@@ -183,4 +181,3 @@ def _hold_cleared(
     placement = (Slot(state.nodes[position].id, devices),)
     victims = tuple(attempt.id for attempt in moved)
     work.hold(job, NewHold(job.id, pool, placement, expires, victims, 1))
-

@@ -191,9 +191,7 @@ class Explainer:
         for blocker in hardware.blockers:
             yield replace(blocker, remedy=self._capacity_remedy(job, leaf, pool, blocker, hardware))
 
-    def _claims(
-        self, job: Job, leaf: int, pool: PoolState, amount: int, hardware: _Hardware
-    ) -> Iterator[Blocker]:
+    def _claims(self, job: Job, leaf: int, pool: PoolState, amount: int, hardware: _Hardware) -> Iterator[Blocker]:
         work, number = self.work, pool.pool.id
         held, teams = work.held[number], work.state.teams
         team = over_limit(work, number, leaf, amount)
@@ -278,9 +276,7 @@ class Explainer:
                     default=view.largest_block() // request.gpus,
                 )
                 largest = most * request.gpus * GPU
-                return Blocker(
-                    Code.TOPOLOGY, pool=number, asked=asked, free=free, largest=largest, level=request.level
-                )
+                return Blocker(Code.TOPOLOGY, pool=number, asked=asked, free=free, largest=largest, level=request.level)
         largest = view.largest_block() * GPU
         if not request.gpus and pool.partial:
             largest = max(largest, pool.partial[-1][0])
@@ -308,9 +304,7 @@ class Explainer:
         remedy = None
         if first.begins > self.work.now:
             remedy = Remedy("shorter-walltime", value=first.begins - self.work.now)
-        return Blocker(
-            code, pool=pool, job=first.job, until=first.ends, detail=first.window or "", remedy=remedy
-        )
+        return Blocker(code, pool=pool, job=first.job, until=first.ends, detail=first.window or "", remedy=remedy)
 
     def _fits_beside(self, job: Job, pool: int, promises: list[Promise]) -> bool:
         view = without(self.work, pool, promises)

@@ -77,9 +77,7 @@ def whole_view(pool: PoolState) -> View:
     return View(pool, pool.buckets, pool.usable)
 
 
-def reduced_view(
-    pool: PoolState, removed: Mapping[int, int], closed: int, *, base: View | None = None
-) -> View:
+def reduced_view(pool: PoolState, removed: Mapping[int, int], closed: int, *, base: View | None = None) -> View:
     """``base`` (default: all free devices now) without some devices and without the nodes in ``closed``."""
     base = base or whole_view(pool)
     buckets = base.buckets
@@ -212,7 +210,7 @@ def _place_share(view: View, request: Request, gradient: Gradient, allowed: int)
             blocked = view.removed.get(position, 0) | pool.occupied[position] | pool.held[position]
             if allowed >> position & 1 and not blocked >> device & 1 and pool.whole[position] >> device & 1:
                 return (Slot(pool.nodes[position].id, 1 << device, share),)
-    position = _best_node(view, 1, gradient, allowed)
-    if position is None:
+    fresh = _best_node(view, 1, gradient, allowed)
+    if fresh is None:
         return None
-    return (Slot(pool.nodes[position].id, lowest_bits(view.mask(position), 1), share),)
+    return (Slot(pool.nodes[fresh].id, lowest_bits(view.mask(fresh), 1), share),)

@@ -123,9 +123,7 @@ class _Cycle:
                         continue
                     if number in work.evicted or not any(slot.node in nodes for slot in attempt.placement):
                         continue
-                    if promise.team is not None and promise.team in work.state.teams.path[
-                        work.state.leaf(attempt.job)
-                    ]:
+                    if promise.team is not None and promise.team in work.state.teams.path[work.state.leaf(attempt.job)]:
                         continue
                     due = promise.begins - request.grace
                     if due <= work.now:
@@ -151,9 +149,7 @@ class _Cycle:
             elif pool.ready(hold.placement):
                 amount = placement_amount(hold.placement)
                 pool.unhold(hold.placement)
-                work.account(
-                    hold.pool, work.state.leaf(job), -amount, fragile=not job.request.interruptible
-                )
+                work.account(hold.pool, work.state.leaf(job), -amount, fragile=not job.request.interruptible)
                 start = Start(
                     number, hold.pool, hold.placement, hold.workers, from_hold=True, because="4.8: capacity held for it"
                 )
@@ -396,8 +392,7 @@ class _Cycle:
         fillers = [
             attempt
             for attempt in occupants(work, pool, placement)
-            if yields_to(attempt, job) and attempt.id not in work.evicted
-            and attempt.state is not AttemptState.STOPPING
+            if yields_to(attempt, job) and attempt.id not in work.evicted and attempt.state is not AttemptState.STOPPING
         ]
         leaving = [attempt for attempt in fillers if at - attempt.job.request.grace <= work.now]
         for attempt in fillers:

@@ -177,9 +177,7 @@ class PoolState:
             if not self.usable >> position & 1 or slot.devices & ~self.whole[position]:
                 return False
             if slot.share == GPU:
-                devices_in_shares = any(
-                    (position, device) in self.shares for device in positions(slot.devices)
-                )
+                devices_in_shares = any((position, device) in self.shares for device in positions(slot.devices))
                 if self.occupied[position] & slot.devices or devices_in_shares:
                     return False
             else:

@@ -218,10 +218,7 @@ class Claim:
             bound = limit[team]
             if bound is not None and held[team] + self.amount > bound:
                 return False
-        return (
-            may_borrow(self.work, self.job)
-            or over_guarantee(self.work, self.pool, self.leaf, self.amount) is None
-        )
+        return may_borrow(self.work, self.job) or over_guarantee(self.work, self.pool, self.leaf, self.amount) is None
 
     def _would_be_taken_back(self, rules: list[tuple[Victim, str]], held: list[int]) -> bool:
         """Whether a victim could in turn evict this job (last sentence of 4.8)."""
@@ -554,6 +551,4 @@ def restart_with(
     workers = len(placement)
     evict(work, attempt, reason, for_job, because=because, continue_workers=workers)
     expires = work.now + attempt.job.request.grace + work.state.policy.plan_timeout
-    work.hold(
-        attempt.job, NewHold(attempt.job.id, attempt.pool, placement, expires, (attempt.id,), workers)
-    )
+    work.hold(attempt.job, NewHold(attempt.job.id, attempt.pool, placement, expires, (attempt.id,), workers))

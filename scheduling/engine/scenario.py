@@ -205,11 +205,11 @@ class _Reader:
                 raise row.error(f"the key {key!r} is missing")
         domains = {}
         if "in" in parts:
-            for level, name in parts["in"].items():
+            for level, entry in parts["in"].items():
                 if level not in cluster.levels:
                     known = ", ".join(cluster.levels) or "none"
-                    raise name.error(f"unknown level; the levels of cluster {cluster.name} are: {known}")
-                domains[level] = name.text()
+                    raise entry.error(f"unknown level; the levels of cluster {cluster.name} are: {known}")
+                domains[level] = entry.text()
         memory = parts["memory"].size() if "memory" in parts else 0
         pool = self._pool(parts["pool"], cluster, memory)
         for name in parts["name"].names():

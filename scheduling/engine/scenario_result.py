@@ -65,9 +65,7 @@ def result(run: Run, differences: Iterable[Difference] = ()) -> dict[str, Any]:
         "teams": _teams(run, pools),
         "totals": totals(run),
         "cycles": _cycles(run.cycle_seconds),
-        "differences": [
-            {"path": d.path, "line": d.line, "expected": d.expected, "got": d.got} for d in differences
-        ],
+        "differences": [{"path": d.path, "line": d.line, "expected": d.expected, "got": d.got} for d in differences],
     }
 
 
@@ -200,9 +198,7 @@ def _check_row(run: Run, row: Expectation) -> Iterable[Difference]:
             yield Difference(f"{row.path}.waiting.{name}", row.line, codes, got if got is not None else "not waiting")
     for name, state in wanted.get("finished", {}).items():
         if moment.finished.get(name) != state:
-            yield Difference(
-                f"{row.path}.finished.{name}", row.line, state, moment.finished.get(name, "not finished")
-            )
+            yield Difference(f"{row.path}.finished.{name}", row.line, state, moment.finished.get(name, "not finished"))
     if "team" in wanted:
         yield from _check_team(run, row, moment)
 
@@ -269,5 +265,7 @@ def _check_never(run: Run, row: Expectation) -> Iterable[Difference]:
     spans = [[(ran.start, run.end if ran.end is None else ran.end) for ran in run.jobs[n].attempts] for n in names]
     for at in sorted({start for job in spans for start, _ in job}):
         if all(any(start <= at < end for start, end in job) for job in spans):
-            yield Difference(f"{row.path}.never", row.line, f"never together: {', '.join(names)}", f"together at {at:g}")
+            yield Difference(
+                f"{row.path}.never", row.line, f"never together: {', '.join(names)}", f"together at {at:g}"
+            )
             return

@@ -248,6 +248,8 @@ class Simulation:
                 return plan if decided is None else replace(plan, blocked=decided.blocked)
             decided = plan
             self._carry_out(plan)
+            if not explain and not (plan.evictions or plan.holds or plan.released):
+                return plan  # starts alone leave nothing that could start next: capacity has only shrunk
         raise Livelock(f"{MOST_PLANS_AT_ONCE} plans at {self.state.now:g} s without an end")
 
     # -- what the engine decided -------------------------------------------------------------------------------
@@ -550,4 +552,3 @@ def simulate(
 ) -> Run:
     """Run a scenario to its end, or to ``until`` seconds. Raises :class:`Livelock` on a defect of the engine."""
     return Simulation(scenario, until=until, clock=clock, timeline=timeline).run(progress)
-

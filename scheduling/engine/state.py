@@ -22,6 +22,7 @@ from scheduling.engine.snapshot import (
     Hold,
     Job,
     Node,
+    NodeState,
     Placement,
     Policy,
     Pool,
@@ -55,9 +56,7 @@ class Teams:
     def __init__(self, teams: Iterable[Team], pools: Sequence[int]) -> None:
         self.rows = sorted(teams, key=lambda team: team.id)
         self.index = {team.id: position for position, team in enumerate(self.rows)}
-        self.parent: list[int | None] = [
-            None if team.parent is None else self.index[team.parent] for team in self.rows
-        ]
+        self.parent: list[int | None] = [None if team.parent is None else self.index[team.parent] for team in self.rows]
         self.children: list[list[int]] = [[] for _ in self.rows]
         self.roots: list[int] = []
         for position, parent in enumerate(self.parent):
@@ -129,9 +128,7 @@ class State:
         self.pools: dict[int, PoolState] = {}
         for pool in sorted(pools, key=lambda pool: pool.id):
             cluster = self.clusters[pool.cluster]
-            self.pools[pool.id] = PoolState(
-                pool, by_pool.get(pool.id, ()), cluster.levels, reachable=cluster.reachable
-            )
+            self.pools[pool.id] = PoolState(pool, by_pool.get(pool.id, ()), cluster.levels, reachable=cluster.reachable)
         team_rows = tuple(teams)
         self.teams = Teams(team_rows, tuple(self.pools))
         self.held = {pool: Held.none(len(team_rows)) for pool in self.pools}
@@ -436,17 +433,15 @@ class State:
         closed = 0
         for window in self.windows:
             if window.kind is WindowKind.MAINTENANCE and window.begins <= self.now < window.ends:
-                for node in window.nodes:
-                    if node in state.index:
-                        closed |= 1 << state.index[node]
+                for number in window.nodes:
+                    if number in state.index:
+                        closed |= 1 << state.index[number]
         total = 0
         for position, node in enumerate(state.nodes):
             if (state.down | closed) >> position & 1:
                 continue
-            if node.state.value == "up":
+            if node.state is NodeState.UP:
                 total += state.whole[position].bit_count()
             else:
                 total += state.occupied[position].bit_count()
         return total * 1_000_000
-
-

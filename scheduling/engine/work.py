@@ -106,9 +106,7 @@ class Work:
                 bound = limit[team]
                 want[team] = asked if bound is None else min(bound, asked)
         usage = self._usage(pool, total)
-        claims = Claims(
-            teams.roots, teams.children, teams.guaranteed[pool], limit, teams.weight[pool], want, usage
-        )
+        claims = Claims(teams.roots, teams.children, teams.guaranteed[pool], limit, teams.weight[pool], want, usage)
         shares = fair_shares(claims, total, state.policy.history_weight)
         self.shares_of[pool], self.wants_of[pool], self.usage_of[pool] = shares, want, usage
         return shares

@@ -11,8 +11,8 @@ def now() -> datetime:
     """Aware UTC; the wall clock of the database, not the beginning of the transaction."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
-        (instant,) = cursor.fetchone()
-    return instant.astimezone(UTC)
+        found: datetime = cursor.fetchone()[0]
+    return found.astimezone(UTC)
 
 
 def seconds(instant: datetime) -> float:

@@ -170,9 +170,7 @@ class _Commit:
 
     def _unchanged(self, job_id: int) -> bool:
         job = self.jobs.get(job_id)
-        return (
-            job is not None and job.state == JobState.WAITING and job.version == self.loaded.versions.get(job_id)
-        )
+        return job is not None and job.state == JobState.WAITING and job.version == self.loaded.versions.get(job_id)
 
     def _still_valid(self) -> Plan:
         """The plan without what has changed since it was made: an eviction goes with the job it was for."""
@@ -214,9 +212,7 @@ class _Commit:
             hold.delete()
 
     def _decision(self, kind: str, job_id: int, because: str, **data: object) -> Decision:
-        return Decision(
-            cycle=self.cycle, kind=kind, job_id=job_id, at=self.now, because=because[:1000], data=data
-        )
+        return Decision(cycle=self.cycle, kind=kind, job_id=job_id, at=self.now, because=because[:1000], data=data)
 
     def _start(self) -> None:
         starts = self.plan.starts
@@ -282,9 +278,7 @@ class _Commit:
             eligible_at=job.eligible_at,
         )
 
-    def _allocations(
-        self, start: Start, attempt: Attempt, devices: dict[tuple[int, int], int]
-    ) -> Iterable[Allocation]:
+    def _allocations(self, start: Start, attempt: Attempt, devices: dict[tuple[int, int], int]) -> Iterable[Allocation]:
         during = DateTimeTZRange(self.now, None, "[)")
         for slot in start.placement:
             for index in device_indices(slot.devices):
@@ -428,4 +422,3 @@ def _pools(pool_ids: set[int]) -> dict[int, Pool]:
 
 def _node_names(node_ids: set[int]) -> dict[int, str]:
     return dict(Node.objects.filter(pk__in=node_ids).values_list("pk", "name"))
-

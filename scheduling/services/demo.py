@@ -32,7 +32,8 @@ from scheduling.services.errors import Conflict
 from scheduling.services.submit import JobSpec as SubmitSpec
 from scheduling.services.submit import submit_jobs
 from teams.actors import Actor
-from teams.models import Membership, Role, StaffRole, Team as TeamRow, User
+from teams.models import Membership, Role, StaffRole, User
+from teams.models import Team as TeamRow
 from teams.services.quotas import QuotaSpec, set_quota
 from teams.services.users import create_user
 
@@ -173,9 +174,7 @@ def _teams(pool: PoolRow, options: Options, begins: datetime) -> dict[str, TeamR
         total = sum((guarantee[name] for name in names), Decimal(0))
         set_quota(actor=ACTOR, team=parent, pool_id=pool.pk, spec=QuotaSpec(total), reason="demonstration")
         for name in names:
-            teams[name] = TeamRow.objects.create(
-                name=name, title=f"Philly virtual cluster {name}", parent=parent
-            )
+            teams[name] = TeamRow.objects.create(name=name, title=f"Philly virtual cluster {name}", parent=parent)
             set_quota(
                 actor=ACTOR, team=teams[name], pool_id=pool.pk, spec=QuotaSpec(guarantee[name]), reason="demonstration"
             )
@@ -244,9 +243,7 @@ def _simulate(options: Options, pool: PoolRow, teams: dict[str, TeamRow]) -> Run
     node_rows = list(pool.nodes.order_by("pk"))
     engine_pool = Pool(pool.pk, pool.name, pool.cluster_id)
     nodes = tuple(Node(row.pk, row.name, pool.pk, GPUS_PER_NODE, (row.domains["rack"],)) for row in node_rows)
-    quotas = {
-        row.team_id: Quota(int(row.guaranteed * GPU)) for row in pool.quotas.all()
-    }
+    quotas = {row.team_id: Quota(int(row.guaranteed * GPU)) for row in pool.quotas.all()}
     engine_teams = tuple(
         Team(row.pk, row.name, row.parent_id, MappingProxyType({pool.pk: quotas[row.pk]} if row.pk in quotas else {}))
         for row in TeamRow.objects.all()

@@ -47,7 +47,9 @@ class Unfinished:
 
 
 class _Writer:
-    def __init__(self, run: Run, begins: datetime, now: datetime, pool: Pool, owners: dict[str, User], seed: int) -> None:
+    def __init__(
+        self, run: Run, begins: datetime, now: datetime, pool: Pool, owners: dict[str, User], seed: int
+    ) -> None:
         self.run, self.begins, self.now, self.pool, self.owners, self.seed = run, begins, now, pool, owners, seed
         self.teams = {team.id: team.name for team in run.scenario.teams}
         self.gpu_ids = {
@@ -144,6 +146,7 @@ class _Writer:
         label = f"philly-{self.teams[job.spec.team]}"
         yield JobEvent(job=row, at=row.submitted_at, kind="submitted", to_state="waiting", actor_label=label)
         for attempt in attempts:
+            assert attempt.ended_at is not None
             more = {"job": row, "attempt": attempt, "actor_label": "scheduler"}
             yield JobEvent(kind="state", at=attempt.started_at, from_state="waiting", to_state="running", **more)
             yield JobEvent(

@@ -16,9 +16,7 @@ from scheduling.services import states
 from scheduling.services.policy import current_policy
 
 #: Outcomes that throw away work since the last checkpoint; a success keeps all, a cancelled job's owner gave it up.
-LOSING = frozenset(
-    {Outcome.FAILED, Outcome.TIMED_OUT, Outcome.PREEMPTED, Outcome.NODE_FAILED, Outcome.LOST}
-)
+LOSING = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.PREEMPTED, Outcome.NODE_FAILED, Outcome.LOST})
 
 
 def end_attempt(
@@ -122,9 +120,7 @@ def finish_job(job: Job, outcome: Outcome, at: datetime, *, actor_label: str, re
         pk__in=JobDependency.objects.filter(on=job).values("job_id"), state=JobState.WAITING
     )
     if outcome is Outcome.SUCCEEDED:
-        dependents.filter(unmet_dependencies=1).update(
-            unmet_dependencies=0, eligible_at=at, version=F("version") + 1
-        )
+        dependents.filter(unmet_dependencies=1).update(unmet_dependencies=0, eligible_at=at, version=F("version") + 1)
         dependents.filter(unmet_dependencies__gt=1).update(
             unmet_dependencies=F("unmet_dependencies") - 1, version=F("version") + 1
         )

@@ -177,9 +177,7 @@ def mark(*, attempt_uuid: str, token: str, kind: str, detail: str = "") -> Mark:
     """
     if kind not in Mark.Kind.values:
         raise InvalidRequest({"kind": [f"{kind!r} is not one of {', '.join(Mark.Kind.values)}."]})
-    attempt = (
-        Attempt.objects.select_for_update(of=("self",)).select_related("job").get(uuid=attempt_uuid)
-    )
+    attempt = Attempt.objects.select_for_update(of=("self",)).select_related("job").get(uuid=attempt_uuid)
     given = hashlib.sha256(token.encode()).hexdigest()
     if not attempt.token_hash or not hmac.compare_digest(given, attempt.token_hash):
         raise PermissionDenied("The token does not belong to this attempt.")
@@ -190,7 +188,5 @@ def mark(*, attempt_uuid: str, token: str, kind: str, detail: str = "") -> Mark:
         attempt.last_checkpoint_at = at
         attempt.save(update_fields=["last_checkpoint_at"])
     Job.objects.filter(pk=attempt.job_id, first_result_at=None).update(first_result_at=at)
-    states.record(
-        attempt.job, kind, at=at, attempt=attempt, actor_label=f"attempt {attempt.number}", reason=detail
-    )
+    states.record(attempt.job, kind, at=at, attempt=attempt, actor_label=f"attempt {attempt.number}", reason=detail)
     return Mark.objects.create(attempt=attempt, kind=kind, at=at, detail=detail[:300])

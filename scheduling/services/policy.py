@@ -63,7 +63,5 @@ def set_policy(*, actor: Actor, changes: dict[str, Any], reason: str) -> PolicyV
         raise InvalidRequest(errors)
     version = PolicyVersion.objects.create(settings=after, reason=reason, created_by=actor.user)
     changed = {key: after[key] for key in after if after[key] != before[key]}
-    audit.record(
-        actor, "policy.change", version, before={k: before[k] for k in changed}, after=changed, reason=reason
-    )
+    audit.record(actor, "policy.change", version, before={k: before[k] for k in changed}, after=changed, reason=reason)
     return version

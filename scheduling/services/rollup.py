@@ -110,7 +110,9 @@ def verify_rollups(since: datetime, until: datetime) -> list[Problem]:
                 if negative:
                     problems.append(Problem(hour, pool, f"more held than there is: {negative} GPU-microseconds"))
                 if differing:
-                    problems.append(Problem(hour, pool, f"{differing} rows differ from the ledger: rebuild the roll-up"))
+                    problems.append(
+                        Problem(hour, pool, f"{differing} rows differ from the ledger: rebuild the roll-up")
+                    )
             start = stop
     return problems
 
@@ -154,7 +156,7 @@ def _beginning() -> datetime | None:
             "SELECT least((SELECT min(lower(exists)) FROM scheduling_gpu),"
             " (SELECT min(started_at) FROM scheduling_attempt))"
         )
-        (first,) = cursor.fetchone()
+        first: datetime | None = cursor.fetchone()[0]
     return first
 
 
@@ -174,9 +176,7 @@ def _write(since: datetime, until: datetime) -> int:
         # Estimates of the many steps are far too high, and compiling the plan would cost more than running it.
         cursor.execute("SET LOCAL jit = off")
         cursor.execute("SET LOCAL work_mem = '128MB'")
-        cursor.execute(
-            f"INSERT INTO scheduling_hourlyuse ({', '.join(RESULT)}) {STATES}", parameters(since, until)
-        )
+        cursor.execute(f"INSERT INTO scheduling_hourlyuse ({', '.join(RESULT)}) {STATES}", parameters(since, until))
     return int((until - since) / timedelta(hours=1))
 
 

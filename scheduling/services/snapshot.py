@@ -15,23 +15,41 @@ from django.db.models import Q, QuerySet
 
 from scheduling.engine.snapshot import (
     GPU,
-    Attempt as EngineAttempt,
     AttemptState,
-    Cluster as EngineCluster,
-    Hold as EngineHold,
-    Job as EngineJob,
-    Node as EngineNode,
     NodeState,
     Policy,
-    Pool as EnginePool,
     Priority,
-    Quota as EngineQuota,
     Request,
     Snapshot,
-    Team as EngineTeam,
-    Window as EngineWindow,
     WindowKind,
     WorkloadClass,
+)
+from scheduling.engine.snapshot import (
+    Attempt as EngineAttempt,
+)
+from scheduling.engine.snapshot import (
+    Cluster as EngineCluster,
+)
+from scheduling.engine.snapshot import (
+    Hold as EngineHold,
+)
+from scheduling.engine.snapshot import (
+    Job as EngineJob,
+)
+from scheduling.engine.snapshot import (
+    Node as EngineNode,
+)
+from scheduling.engine.snapshot import (
+    Pool as EnginePool,
+)
+from scheduling.engine.snapshot import (
+    Quota as EngineQuota,
+)
+from scheduling.engine.snapshot import (
+    Team as EngineTeam,
+)
+from scheduling.engine.snapshot import (
+    Window as EngineWindow,
 )
 from scheduling.models import GPU as GPURow
 from scheduling.models import Attempt, Cluster, Hold, Job, Node, Pool, Window
@@ -108,9 +126,7 @@ def _devices() -> tuple[dict[int, int], dict[int, int]]:
     """Devices per node, and which of them are broken (bit mask)."""
     sizes: dict[int, int] = {}
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT node_id, max(index) + 1 FROM scheduling_gpu WHERE upper_inf(exists) GROUP BY node_id"
-        )
+        cursor.execute("SELECT node_id, max(index) + 1 FROM scheduling_gpu WHERE upper_inf(exists) GROUP BY node_id")
         sizes.update(cursor.fetchall())
     broken: dict[int, int] = {}
     for node, index in GPURow.objects.filter(broken=True, exists__endswith=None).values_list("node_id", "index"):
@@ -126,9 +142,7 @@ def load(now: datetime) -> Loaded:
     loader = _Jobs(now)
     running = loader.running()
     holds = tuple(
-        EngineHold(
-            job, pool, placement_of(rows), expires.timestamp(), tuple(victims), workers
-        )
+        EngineHold(job, pool, placement_of(rows), expires.timestamp(), tuple(victims), workers)
         for job, pool, rows, expires, victims, workers in Hold.objects.values_list(
             "job_id", "pool_id", "placement", "expires_at", "victims", "workers"
         )
@@ -289,7 +303,9 @@ class _Jobs:
         return request
 
     def _job(self, row: tuple[Any, ...], unmet: tuple[str, ...]) -> EngineJob:
-        (number, name, team, priority, submitted, walltime, held, not_before, backoff, waits_for, avoid, never) = row[:12]
+        (number, name, team, priority, submitted, walltime, held, not_before, backoff, waits_for, avoid, never) = row[
+            :12
+        ]
         if waits_for and not unmet:
             unmet = (f"{waits_for} jobs",)
         return EngineJob(

@@ -139,7 +139,14 @@ def record(
 ) -> JobEvent:
     """An event without a change of state: held, released, checkpoint, changed …"""
     return JobEvent.objects.create(
-        job=job, attempt=attempt, at=at, kind=kind, actor=actor, actor_label=actor_label, reason=reason[:1000], data=data
+        job=job,
+        attempt=attempt,
+        at=at,
+        kind=kind,
+        actor=actor,
+        actor_label=actor_label,
+        reason=reason[:1000],
+        data=data,
     )
 
 

@@ -14,7 +14,7 @@ from django.db import transaction
 from scheduling.engine.explain import never
 from scheduling.engine.pool import PoolState
 from scheduling.engine.snapshot import GPU, Request, WorkloadClass
-from scheduling.models import Job, JobDependency, JobState, Node, Pool, Priority
+from scheduling.models import Job, JobDependency, JobEvent, JobState, Node, Pool, Priority
 from scheduling.services import clock, states
 from scheduling.services.errors import InvalidRequest
 from scheduling.services.snapshot import engine_hardware
@@ -96,7 +96,7 @@ def submit_jobs(*, actor: Actor, spec: JobSpec, owner: User | None = None) -> li
     )
     states.save_all(
         [
-            states.JobEvent(
+            JobEvent(
                 job=job,
                 at=at,
                 kind="submitted",

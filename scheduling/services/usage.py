@@ -25,7 +25,8 @@ def part(gpus: float, begins: float, ends: float, now: float, half_life: float) 
     if ends <= begins:
         return 0.0
     scale = half_life / HOUR / math.log(2)
-    return gpus * scale * (0.5 ** ((now - ends) / half_life) - 0.5 ** ((now - begins) / half_life))
+    left: float = 0.5 ** ((now - ends) / half_life) - 0.5 ** ((now - begins) / half_life)
+    return gpus * scale * left
 
 
 def decayed_usage(now: datetime, half_life: float) -> dict[Key, float]:

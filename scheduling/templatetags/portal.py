@@ -37,7 +37,7 @@ def state(value: str) -> SafeString:
     word = str(value).replace("_", " ")
     if str(value) not in _STATES:
         word = "unknown"
-    return mark_safe(f'<span class="state {colour}"><span aria-hidden="true">{sign}</span> {word}</span>')  # noqa: S308
+    return mark_safe(f'<span class="state {colour}"><span aria-hidden="true">{sign}</span> {word}</span>')
 
 
 @register.filter

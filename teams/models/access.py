@@ -47,9 +47,7 @@ class AuditEvent(models.Model):
     object_type = models.CharField(max_length=64)
     object_id = models.CharField(max_length=64)
     object_label = models.CharField(max_length=200, blank=True)
-    team = models.ForeignKey(
-        Team, models.DO_NOTHING, null=True, blank=True, related_name="+", db_constraint=False
-    )
+    team = models.ForeignKey(Team, models.DO_NOTHING, null=True, blank=True, related_name="+", db_constraint=False)
     before = models.JSONField(null=True, blank=True)
     after = models.JSONField(null=True, blank=True)
     reason = models.CharField(max_length=1000, blank=True)

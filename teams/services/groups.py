@@ -45,8 +45,6 @@ def apply_groups(user: User, groups: Iterable[str], mapping: Mapping[str, str]) 
             row.save(update_fields=["role"])
     mapped_staff = any(value.startswith("staff:") for value in mapping.values())
     if mapped_staff and user.staff_role != staff:
-        audit.record(
-            actor, "user.staff-role", user, before={"role": user.staff_role}, after={"role": staff}
-        )
+        audit.record(actor, "user.staff-role", user, before={"role": user.staff_role}, after={"role": staff})
         user.staff_role = staff
         user.save(update_fields=["staff_role"])

@@ -100,14 +100,12 @@ def _check_sums(team: Team, pool_id: int, spec: QuotaSpec, at: datetime) -> None
     """At ``at`` and at every later planned change: siblings within the parent, children within this team."""
     instants = {at, *_later_changes(pool_id, at)}
     for instant in sorted(instants):
-        held = {
-            row.team_id: row.guaranteed for row in quotas_at(instant).filter(pool_id=pool_id).exclude(team=team)
-        }
+        held = {row.team_id: row.guaranteed for row in quotas_at(instant).filter(pool_id=pool_id).exclude(team=team)}
         held[team.pk] = spec.guaranteed
         siblings = Team.objects.filter(parent=team.parent, archived_at=None).values_list("pk", flat=True)
         total = sum((held.get(pk, Decimal(0)) for pk in siblings), Decimal(0))
         if team.parent is not None:
-            bound, owner = held.get(team.parent_id, Decimal(0)), f"the guarantee of {team.parent.name}"
+            bound, owner = held.get(team.parent.pk, Decimal(0)), f"the guarantee of {team.parent.name}"
         else:
             bound, owner = capacity(pool_id, instant), "the capacity of the pool"
         if total > bound:

@@ -1,0 +1,33 @@
+"""Cells of report tables."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django import template
+from django.utils import timezone
+
+register = template.Library()
+
+
+@register.filter
+def cell(value: Any, decimals: int = 1) -> str:
+    """Numbers with thousands separators and the table's decimals; nothing as a dash."""
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float | Decimal):
+        return f"{value:,.{decimals}f}"
+    if isinstance(value, datetime):
+        return f"{timezone.localtime(value):%Y-%m-%d %H:%M}"
+    return str(value)
+
+
+@register.filter
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
