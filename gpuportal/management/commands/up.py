@@ -1,83 +1,45 @@
-"""``manage.py up``: everything on one machine — database, broker, web server, worker and beat."""
+"""``manage.py up``: everything on one machine — database, broker, web server, workers and beat."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 import urllib.request
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import redis
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 
-from gpuportal.embedded import Postgres, Redis, Service, dies_with_parent
+from gpuportal import staticfiles
+from gpuportal.children import Child, kill_left_over, say, stop_all
+from gpuportal.embedded import Postgres, Redis, Service, in_use
 from gpuportal.errors import SetupError
 
-#: A child that lives at least so long (seconds) was healthy: the next restart is at once.
-HEALTHY = 30.0
-MOST_PAUSE = 30.0
+#: The loop has a worker of its own, so that a long roll-up never holds up a start.
+LOOP_QUEUES, OTHER_QUEUES = "cycle,dispatch,reconcile", "default"
+#: Addresses that mean all of this machine's.
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-@dataclass(slots=True)
-class Child:
-    """One process that is kept alive."""
-
-    name: str
-    command: list[str]
-    process: subprocess.Popen[bytes] | None = None
-    started: float = 0.0
-    failures: int = 0
-    restart_at: float = 0.0
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def start(self, log_folder: Path, lock: threading.Lock) -> None:
-        self.process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **self.environment, "GPUPORTAL_SUPERVISED": "1"},
-            start_new_session=True,
-            preexec_fn=dies_with_parent(signal.SIGTERM),
-        )
-        self.started = time.monotonic()
-        assert self.process.stdout is not None
-        threading.Thread(
-            target=_forward, args=(self.name, self.process.stdout, log_folder / f"{self.name}.log", lock), daemon=True
-        ).start()
-
-    def kill_group(self, sig: int) -> None:
-        """The process and whatever it started."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, sig)
-
-
-def _forward(name: str, stream: IO[bytes], path: Path, lock: threading.Lock) -> None:
-    with path.open("ab", buffering=0) as log:
-        for line in stream:
-            log.write(line)
-            with lock:
-                sys.stdout.write(f"{name:6} | {line.decode(errors='replace')}")
-                sys.stdout.flush()
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM while still preparing."""
 
 
 class Command(BaseCommand):
     help = (
         "Run the whole portal on this machine: embedded PostgreSQL and Redis (unless DATABASE_URL and REDIS_URL are "
-        "set), web server, Celery worker and beat. Ctrl-C stops everything."
+        "set), web server, Celery workers and beat. Ctrl-C stops everything."
     )
     requires_system_checks: list[str] = []
 
@@ -85,43 +47,64 @@ class Command(BaseCommand):
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
         parser.add_argument("--port", type=int, default=8000, help="port of the web server (default 8000)")
         parser.add_argument("--web-workers", type=int, default=1, help="web server processes (default 1)")
-        parser.add_argument("--demo", choices=["yes", "no", "ask"], default=settings.GPUPORTAL_DEMO,
-                            help="load the demonstration into an empty database (default from GPUPORTAL_DEMO)")  # fmt: skip
+        parser.add_argument(
+            "--demo",
+            choices=["yes", "no", "ask"],
+            default=settings.GPUPORTAL_DEMO,
+            help="load the demonstration into an empty database (default from GPUPORTAL_DEMO)",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if not 1 <= options["port"] <= 65_535:
-            raise SetupError(f"--port: {options['port']} is not from 1 to 65535")
-        data: Path = settings.GPUPORTAL_DATA
-        lock = self._lock(data)
+        self.host, self.port, self.data = options["host"], options["port"], Path(settings.GPUPORTAL_DATA)
+        if not 1 <= self.port <= 65_535:
+            raise SetupError(f"--port: {self.port} is not from 1 to 65535")
+        if not 1 <= options["web_workers"] <= 64:
+            raise SetupError(f"--web-workers: {options['web_workers']} is not from 1 to 64")
+        lock = self._lock()
         if lock is None:
-            self._point_to_the_other(data)
+            self._point_to_the_other()
             return
-        _free(options["host"], options["port"])
+        self._clear_away()
+        _must_be_free(self.host, self.port)
+        users = in_use(self.data)
         self.stopping = False
-        self.print_lock = threading.Lock()
-        services = self._services(data)
+        self.preparing = True
+        for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(sig, self._stop)
+        services: list[Service] = []
         children: list[Child] = []
         try:
-            self._wait_and_prepare(options)
-            address = f"http://{options['host']}:{options['port']}"
-            (data / "up.json").write_text(json.dumps({"pid": os.getpid(), "address": address}))
-            signal.signal(signal.SIGTERM, self._stop)
-            signal.signal(signal.SIGINT, self._stop)
-            children = self._children(options)
+            self._start_services(services)
+            accounts = self._prepare(options["demo"])
+            self.preparing = False
+            children = self._children(options["web_workers"])
             for child in children:
-                child.start(data / "logs", self.print_lock)
-            self._announce(address)
+                child.start(self.data)
+            self._write_down(children)
+            self._announce(accounts)
             self._watch(children, services)
+        except Stopped:
+            say("Stopped.")
         finally:
-            self._shut_down(children, services)
-            (data / "up.json").unlink(missing_ok=True)
+            for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(sig, signal.SIG_IGN)  # a second Ctrl-C changes nothing
+            stop_all(children)
+            for service in reversed(services):
+                service.stop()
+            self._record.unlink(missing_ok=True)
+            users.close()
+            lock.close()
 
     # -- beginning ---------------------------------------------------------------------------------------------
 
-    def _lock(self, data: Path) -> IO[str] | None:
+    @property
+    def _record(self) -> Path:
+        return self.data / "up.json"
+
+    def _lock(self) -> IO[str] | None:
         """Only one at a time in a data folder; the lock goes with the process, even after kill -9."""
-        (data / "logs").mkdir(parents=True, exist_ok=True)
-        file = (data / "up.lock").open("w")
+        (self.data / "logs").mkdir(parents=True, exist_ok=True)
+        file = (self.data / "up.lock").open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -129,118 +112,154 @@ class Command(BaseCommand):
             return None
         return file
 
-    def _point_to_the_other(self, data: Path) -> None:
+    def _point_to_the_other(self) -> None:
         try:
-            other = json.loads((data / "up.json").read_text())
-        except (OSError, ValueError):
-            self.stdout.write("GPU Portal is starting in this data folder already; wait a moment.")
-            return
-        self.stdout.write(f"GPU Portal is running already: {other['address']} (process {other['pid']}).")
+            other = json.loads(self._record.read_text())
+            say(f"GPU Portal is running already: {other['address']} (process {other['pid']}).")
+        except (OSError, ValueError, KeyError):
+            say(f"GPU Portal is just starting with the data folder {self.data}; wait a moment.")
 
-    def _services(self, data: Path) -> list[Service]:
-        services: list[Service] = []
+    def _clear_away(self) -> None:
+        """What an ``up`` that was killed left behind."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kill_left_over(self.data, json.loads(self._record.read_text())["groups"])
+        self._record.unlink(missing_ok=True)
+
+    def _write_down(self, children: list[Child]) -> None:
+        groups = [child.process.pid for child in children if child.process is not None]
+        record = {"pid": os.getpid(), "address": self._address(), "groups": groups}
+        beside = self._record.with_suffix(".new")
+        beside.write_text(json.dumps(record))
+        beside.replace(self._record)
+
+    def _start_services(self, services: list[Service]) -> None:
         if settings.EMBEDDED_DATABASE:
-            postgres = Postgres(data)
-            postgres.start()
-            postgres.create_database(settings.DATABASES["default"]["NAME"])
+            postgres = Postgres(self.data)
             services.append(postgres)
+            postgres.start()
+            postgres.create_database(str(settings.DATABASES["default"]["NAME"]))
         if settings.EMBEDDED_REDIS:
-            redis = Redis(data)
-            redis.start()
-            services.append(redis)
-        return services
+            services.append(Redis(self.data))
+            services[-1].start()
+        else:
+            _must_answer(settings.REDIS_URL)
 
-    def _wait_and_prepare(self, options: dict[str, Any]) -> None:
+    def _prepare(self, demo: str) -> list[str]:
+        """Tables, files, first accounts; returns lines to show at the end."""
         call_command("migrate", verbosity=0, interactive=False)
-        call_command("collectstatic", verbosity=0, interactive=False)
-        from scheduling.services.demo import database_is_empty
+        staticfiles.collect()
+        from scheduling.services.demo import Options, database_is_empty, load_demo
 
-        if database_is_empty() and self._wants_demo(options["demo"]):
-            call_command("demo", yes=True)
+        if not database_is_empty():
+            return []
+        if self._wants_demo(demo):
+            accounts = [(a.role, a.username, a.password) for a in load_demo(Options(), say)]
+            title = "The demonstration is loaded. Sign in as (each password works once):"
+        else:
+            from teams.actors import Actor
+            from teams.services.users import create_user
+
+            user, password = create_user(actor=Actor.system("first start"), username="admin", staff_role="admin")
+            accounts = [("administrator", user.username, password)]
+            title = "Sign in as (the password works once):"
+        return [title, *(f"  {role:14} {name:6} {password}" for role, name, password in accounts), ""]
 
     def _wants_demo(self, answer: str) -> bool:
         if answer == "ask" and sys.stdin.isatty():
-            text = input("The database is empty. Load the demonstration (a week of a real trace)? [Y/n] ")
+            text = input("The database is empty. Load the demonstration (weeks of a real trace)? [Y/n] ")
             return text.strip().lower() in ("", "y", "yes")
         return answer == "yes"
 
-    def _children(self, options: dict[str, Any]) -> list[Child]:
+    def _children(self, web_workers: int) -> list[Child]:
         python = sys.executable
         web = [
-            python, "-m", "granian", "--interface", "wsgi", "--host", options["host"], "--port", str(options["port"]),
-            "--workers", str(options["web_workers"]), "--blocking-threads", "8", "--no-ws", "--log-level", "warning",
+            *(python, "-m", "granian", "--interface", "wsgi", "--host", self.host, "--port", str(self.port)),
+            *("--workers", str(web_workers), "--blocking-threads", "8", "--no-ws", "--log-level", "error"),
             "gpuportal.wsgi:application",
-        ]  # fmt: skip
-        celery = [python, "-m", "celery", "-A", "gpuportal"]
-        queues = "cycle,dispatch,reconcile,default"
-        worker = [*celery, "worker", "--queues", queues, "--concurrency", "3", "--loglevel", "INFO", "--without-mingle"]
-        beat = [*celery, "beat", "--loglevel", "INFO", "--pidfile="]
+        ]
+        celery = [python, "-W", "ignore::UserWarning:celery.platforms", "-m", "celery", "--quiet", "-A", "gpuportal"]
+        worker = [*celery, "worker", "--loglevel", "INFO", "--without-mingle", "--without-gossip"]
+        shared = {"GPUPORTAL_PUBLIC_URL": os.environ.get("GPUPORTAL_PUBLIC_URL") or self._address()}
         return [
-            Child("web", web, environment={"GPUPORTAL_BIND": f"{options['host']}:{options['port']}"}),
-            Child("worker", [*worker, "--without-gossip", "--hostname", "portal@%h"]),
-            Child("beat", beat),
+            Child("web", web, shared),
+            Child("loop", [*worker, "--queues", LOOP_QUEUES, "--concurrency", "3", "--hostname", "loop@%h"], shared),
+            Child(
+                "worker", [*worker, "--queues", OTHER_QUEUES, "--concurrency", "1", "--hostname", "other@%h"], shared
+            ),
+            Child("beat", [*celery, "beat", "--loglevel", "WARNING", "--pidfile="], shared),
         ]
 
-    def _announce(self, address: str) -> None:
+    def _address(self) -> str:
+        host = EVERYWHERE.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def _announce(self, accounts: list[str]) -> None:
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not self.stopping:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/healthz", timeout=2):
-                with self.print_lock:
-                    self.stdout.write(self.style.SUCCESS(f"\nGPU Portal is running: {address}\nCtrl-C stops it.\n"))
-                    self.stdout.flush()
-                return
+        while not self.stopping:
+            if _answers(f"{self._address()}/healthz"):
+                say("\n".join(["", f"GPU Portal is running: {self._address()}", *accounts, "Ctrl-C stops it.", ""]))
+                break
+            if time.monotonic() > deadline:
+                say("\n".join([f"The web server does not answer at {self._address()} yet; see above.", *accounts]))
+                break
             time.sleep(0.2)
-        self.stderr.write(f"The web server does not answer at {address} yet; see its log above.")
+        if self.host in EVERYWHERE and "ALLOWED_HOSTS" not in os.environ:
+            say("Set ALLOWED_HOSTS to the names by which others reach this machine.")
 
     # -- running -----------------------------------------------------------------------------------------------
 
     def _stop(self, *_: Any) -> None:
         self.stopping = True
+        if self.preparing:
+            raise Stopped
 
     def _watch(self, children: list[Child], services: list[Service]) -> None:
-        logs: Path = settings.GPUPORTAL_DATA / "logs"
         while not self.stopping:
             for service in services:
-                if service.process is not None and service.process.poll() is not None:
-                    self.stderr.write(f"{service.name} ended ({service.process.returncode}); it is started again.")
-                    service.start()
-            for child in children:
-                self._keep_alive(child, logs)
+                self._keep_serving(service)
+            if any([child.keep_alive(self.data) for child in children]):
+                self._write_down(children)
             time.sleep(0.5)
 
-    def _keep_alive(self, child: Child, logs: Path) -> None:
-        process = child.process
-        if process is not None and process.poll() is not None:
-            child.kill_group(signal.SIGKILL)  # what it left behind
-            lived = time.monotonic() - child.started
-            child.failures = 0 if lived > HEALTHY else child.failures + 1
-            pause = 0.0 if child.failures <= 1 else min(MOST_PAUSE, 2.0 ** (child.failures - 1))
-            child.restart_at = time.monotonic() + pause
-            child.process = None
-            self.stderr.write(f"{child.name} ended ({process.returncode}); it is started again in {pause:.0f} s.")
-        if child.process is None and time.monotonic() >= child.restart_at:
-            child.start(logs, self.print_lock)
-
-    def _shut_down(self, children: list[Child], services: list[Service]) -> None:
-        for child in children:
-            if child.process is not None and child.process.poll() is None:
-                child.process.terminate()
-        deadline = time.monotonic() + 15
-        for child in children:
-            if child.process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.process.wait(max(0.1, deadline - time.monotonic()))
-                child.kill_group(signal.SIGKILL)
-        for service in reversed(services):
-            service.stop()
+    def _keep_serving(self, service: Service) -> None:
+        """Also one that was found running at the start, and has ended with whoever had started it."""
+        if service.process is not None and service.process.poll() is None:
+            return
+        if service.process is None and service.running():
+            return
+        say(f"{service.name} ended; it is started again.")
+        try:
+            service.start()
+        except SetupError as error:
+            say(str(error))
+            time.sleep(2)
 
 
-def _free(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+def _answers(address: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=2):
+        return True
+    return False
+
+
+def _must_be_free(host: str, port: int) -> None:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise SetupError(f"--host: {host!r} is not an address of this machine: {error.strerror}") from None
+    with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(address)
+            probe.listen(1)
         except OSError as error:
-            raise SetupError(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another port with --port"
-            ) from None
+            hint = "another --host" if error.errno == errno.EADDRNOTAVAIL else "another port with --port"
+            raise SetupError(f"cannot listen on {host}:{port}: {error.strerror}; choose {hint}") from None
+
+
+def _must_answer(url: str) -> None:
+    url = url.replace("redis+socket://", "unix://", 1)
+    try:
+        with contextlib.closing(redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)) as client:
+            client.ping()
+    except (redis.RedisError, OSError, ValueError) as error:
+        raise SetupError(f"Redis cannot be reached (REDIS_URL): {error}") from None
