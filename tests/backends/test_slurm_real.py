@@ -391,6 +391,20 @@ def test_jobs_of_others_are_told_as_a_warning(backend: SlurmBackend, slurm: Slur
     slurm.run("scancel", number)
 
 
+def test_the_devices_of_a_job_that_was_never_seen_running_are_told_at_its_end(backend: SlurmBackend) -> None:
+    slots = (WorkerSlot("n0", (0, 1)), WorkerSlot("n1", (0, 1)), WorkerSlot("n1", (2, 3)))
+    command = start_command('echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"', slots=slots)
+    backend.start(command)
+    time.sleep(6)
+    done = wait_for(backend, command.attempt, seconds=30)
+    assert done.devices is not None
+    assert {node: len(devices) for node, devices in done.devices.items()} == {"n0": 2, "n1": 4}
+    for line in output_of(backend, command.attempt).splitlines():
+        if line.startswith("n"):
+            node, devices = line.split()
+            assert {int(index) for index in devices.split(",")} <= set(done.devices[node])
+
+
 def test_what_slurm_has_forgotten_is_told_from_the_record(backend: SlurmBackend, slurm: SlurmCluster) -> None:
     command = start_command("exit 4")
     backend.start(command)

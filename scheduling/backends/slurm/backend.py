@@ -36,7 +36,7 @@ from scheduling.backends.base import (
 from scheduling.backends.slurm.config import SlurmConfig, check_account
 from scheduling.backends.slurm.hostlist import expand
 from scheduling.backends.slurm.inventory import describe_nodes, gpu_nodes, shards_per_gpu
-from scheduling.backends.slurm.records import SlurmJob, SlurmNode, Tag, merge_components
+from scheduling.backends.slurm.records import SlurmJob, SlurmNode, Tag, merge_components, read_devices
 from scheduling.backends.slurm.reports import forgotten_report, run_report
 from scheduling.backends.slurm.script import STARTED_TWICE, batch_script, output_path, record_path
 from scheduling.backends.slurm.states import job_state, node_condition
@@ -124,10 +124,9 @@ class SlurmBackend:
             wanted = set(attempts)
             runs = []
             for attempt, jobs in found.items():
-                report = self._settle(attempt, jobs, at)
                 # Beyond those asked for, what still runs is told too: the ledger may have given it up.
-                if attempt in wanted or not report.state.final:
-                    runs.append(report)
+                if attempt in wanted or not all(_final(job) for job in jobs):
+                    runs.append(self._with_devices(self._settle(attempt, jobs, at)))
             for attempt in wanted - found.keys():
                 record = self._ended_record(attempt)
                 if record is not None:
@@ -212,6 +211,13 @@ class SlurmBackend:
             return True
         _launched.add(attempt)
         return False
+
+    def _with_devices(self, report: RunReport) -> RunReport:
+        """Slurm tells the devices only while a job runs; afterwards its own note does."""
+        if not report.state.final or report.devices is not None or not self._transport.can_read():
+            return report
+        data = self._transport.read_file(f"{record_path(self._config, report.attempt)}.devices", 0, 1 << 16)
+        return replace(report, devices=read_devices(data.decode(errors="replace"))) if data else report
 
     def _cancel(self, job: SlurmJob) -> None:
         try:

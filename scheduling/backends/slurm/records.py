@@ -173,6 +173,18 @@ def indices(note: str) -> tuple[int, ...]:
     return tuple(sorted(int(name) for name in expand(f"[{text}]")))
 
 
+def read_devices(text: str) -> dict[str, tuple[int, ...]] | None:
+    """Devices by node from lines ``NODE INDEX,INDEX``, which the workers write; None when that is not what it is."""
+    found: dict[str, set[int]] = {}
+    for line in text.splitlines():
+        node, _, devices = line.partition(" ")
+        try:
+            found.setdefault(node, set()).update(indices(f"IDX:{devices}"))
+        except ValueError:
+            return None
+    return {node: tuple(sorted(devices)) for node, devices in found.items() if devices} or None
+
+
 def merge_components(components: Sequence[SlurmJob]) -> SlurmJob:
     """One record for a heterogeneous job: the first component speaks for all, the devices are everybody's.
 

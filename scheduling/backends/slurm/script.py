@@ -2,7 +2,8 @@
 
 It is written so that the attempt runs once even if Slurm starts it twice (a lost answer and a second submit, a
 requeue behind our back): the first act is to create ``UUID.started`` in the output folder, which fails when it is
-there. ``UUID.ended`` keeps the exit code for the time when Slurm has forgotten the job.
+there. ``UUID.ended`` keeps the exit code for the time when Slurm has forgotten the job, ``UUID.devices`` the devices,
+which Slurm only tells while the job runs.
 
 A stop is SIGTERM to the job's steps. The worker's shell only notes it and goes on waiting, so that the program it
 started, which has got the signal too, can write its checkpoint within the grace period. slurmrestd v0.0.38 can only
@@ -38,6 +39,7 @@ told=
 trap told=1 TERM
 trap '' USR1
 export GPUPORTAL_WORKER=$((GPUPORTAL_FIRST_WORKER + SLURM_PROCID))
+[ "$SLURM_LOCALID" != 0 ] || echo "$SLURMD_NODENAME ${SLURM_STEP_GPUS:-}" >>"$GPUPORTAL_RECORD.devices"
 if [ "$GPUPORTAL_WORKERS_PER_NODE" -gt 1 ]; then
   for list in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES GPU_DEVICE_ORDINAL ZE_AFFINITY_MASK; do
     IFS=, read -ra devices <<<"${!list}"
