@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import difflib
+import json
 import os
 import secrets
 from collections.abc import Callable
@@ -78,18 +80,56 @@ def folder(name: str, default: Path) -> Path:
     return path
 
 
-def kept_secret(name: str, path: Path, make: Callable[[], str]) -> str:
+def kept_secret(name: str, path: Path, make: Callable[[], str], check: Callable[[str], bool] = bool) -> str:
     """From the environment, else from a file in the data folder that is made once, readable by its owner only."""
     value = text(name)
     if value:
+        if not check(value):
+            raise SetupError(f"{name} is not a key of the right form; leave it unset to have one made in {path}")
         return value
-    if path.exists():
-        return path.read_text().strip()
-    value = make()
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(value)
+    try:
+        if not path.exists():
+            _write_once(path, make())
+        value = path.read_text().strip()
+    except OSError as error:
+        raise SetupError(f"{name}: {path} cannot be read: {error.strerror or error}") from None
+    if not check(value):
+        raise SetupError(f"{name}: {path} holds no usable key; restore it, or remove it to have a new one made")
     return value
+
+
+def _write_once(path: Path, value: str) -> None:
+    """The whole file or none, and the first of several at the same time wins."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(value)
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, path)
+    finally:
+        beside.unlink()
+
+
+def groups(name: str) -> str:
+    """A JSON object from names to words, as text."""
+    value = text(name, "{}")
+    try:
+        parsed = json.loads(value)
+    except ValueError as error:
+        raise SetupError(f"{name}={value!r} is not JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise SetupError(f'{name}={value!r} is not a JSON object such as {{"ml-leads": "vision:lead"}}')
+    return value
+
+
+def is_fernet_key(value: str) -> bool:
+    try:
+        return len(base64.urlsafe_b64decode(value.encode())) == 32
+    except ValueError:
+        return False
 
 
 def random_key() -> str:

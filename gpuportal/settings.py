@@ -20,7 +20,9 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 GPUPORTAL_DATA = env.folder("GPUPORTAL_DATA", BASE_DIR / "data")
 SECRET_KEY = env.kept_secret("SECRET_KEY", GPUPORTAL_DATA / "secret.key", env.random_key)
 #: Encrypts the secrets of connected clusters.
-FIELD_ENCRYPTION_KEY = env.kept_secret("FIELD_ENCRYPTION_KEY", GPUPORTAL_DATA / "field.key", env.fernet_key)
+FIELD_ENCRYPTION_KEY = env.kept_secret(
+    "FIELD_ENCRYPTION_KEY", GPUPORTAL_DATA / "field.key", env.fernet_key, env.is_fernet_key
+)
 
 DEBUG = env.boolean("DEBUG")
 ALLOWED_HOSTS = env.names("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
@@ -38,7 +40,7 @@ GPUPORTAL_CURRENCY = env.text("GPUPORTAL_CURRENCY", "EUR")
 #: A node or cluster whose state was seen longer ago than this (seconds) counts as unknown.
 GPUPORTAL_STALE_AFTER = env.integer("GPUPORTAL_STALE_AFTER", 300, 10, 86_400)
 #: Groups of the identity provider -> "team:role" or "staff:manager", as JSON.
-GPUPORTAL_OIDC_GROUPS = env.text("GPUPORTAL_OIDC_GROUPS", "{}")
+GPUPORTAL_OIDC_GROUPS = env.groups("GPUPORTAL_OIDC_GROUPS")
 GPUPORTAL_OIDC_GROUPS_CLAIM = env.text("GPUPORTAL_OIDC_GROUPS_CLAIM", "groups")
 GPUPORTAL_WEBHOOK_PRIVATE = env.boolean("GPUPORTAL_WEBHOOK_PRIVATE")
 GPUPORTAL_PROMETHEUS_URL = env.url("GPUPORTAL_PROMETHEUS_URL", ("http", "https"))
