@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from celery import shared_task
 
+from scheduling.services import activity, clock, idle, lab, pool_states, prometheus, report_mails
 from scheduling.services import cycle as cycle_service
 from scheduling.services import demo as demo_service
 from scheduling.services import dispatch as dispatch_service
@@ -16,6 +17,8 @@ from scheduling.services.housekeeping import housekeeping as do_housekeeping
 def run_cycle(asked_at: float | None = None) -> None:
     """Schedule until nothing changes; ask again when the engine says so."""
     outcome = cycle_service.run_cycle(asked_at=asked_at)
+    if not outcome.locked_out:
+        pool_states.record_pool_states()
     if outcome.locked_out:
         run_cycle.apply_async(kwargs={"asked_at": asked_at}, countdown=1, expires=30)
     elif outcome.wake_in is not None and outcome.wake_in < 5:
@@ -44,4 +47,14 @@ def feed_demo() -> None:
 
 @shared_task(name="scheduling.tasks.rollup", ignore_result=True)
 def rollup() -> None:
+    """Measurements, spans, hours; then what is judged by them."""
+    prometheus.collect()
+    activity.build_spans()
     rollup_service.roll_up()
+    idle.watch_idle()
+    report_mails.send_due(clock.now())
+
+
+@shared_task(name="scheduling.tasks.run_lab", ignore_result=True)
+def run_lab(number: int) -> None:
+    lab.run(number)

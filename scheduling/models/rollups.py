@@ -197,7 +197,9 @@ class IdleCase(models.Model):
     class Meta:
         ordering = ["-id"]
         constraints = [
-            models.UniqueConstraint(fields=["attempt"], condition=Q(state="open"), name="one_open_idle_case_per_attempt")
+            models.UniqueConstraint(
+                fields=["attempt"], condition=Q(state="open"), name="one_open_idle_case_per_attempt"
+            )
         ]
 
 
@@ -217,6 +219,9 @@ class FrozenReport(models.Model):
 
     class Meta:
         ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class ReportMail(models.Model):

@@ -152,7 +152,13 @@ def payload(page: Page) -> dict[str, Any]:
         "sentence": page.sentence,
         "numbers": [{"label": row.label, "text": row.text, "value": row.value} for row in page.numbers],
         "tables": [
-            {"title": t.title, "columns": list(t.columns), "rows": [[cell(c) for c in row] for row in t.rows]}
+            {
+                "title": t.title,
+                "columns": list(t.columns),
+                "decimals": t.decimals,
+                "empty": t.empty,
+                "rows": [[cell(c) for c in row] for row in t.rows],
+            }
             for t in page.tables
         ],
         "warnings": list(page.warnings),

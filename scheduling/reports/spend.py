@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal
 
 from scheduling.models import Pool, ReportingRule
 from scheduling.reports.hours import Use, read
-from scheduling.reports.intervals import HOUR_US
+from scheduling.reports.intervals import HOUR_US, hours as exact_hours
 from scheduling.reports.scope import Scope
 
 CENT = Decimal("0.01")
@@ -91,7 +91,7 @@ def spend(scope: Scope) -> Spend:
 def bill(team: int, pool: int, use: Use, price: Decimal) -> TeamBill:
     hours = use.allocated / HOUR_US
     wasted = (use.no_activity + use.startup + use.lost) / HOUR_US * price
-    return TeamBill(team, pool, hours, price, cents(hours * price), cents(wasted))
+    return TeamBill(team, pool, exact_hours(use.allocated), price, cents(hours * price), cents(wasted))
 
 
 def split_of(by_pool: dict[int, Use], price: dict[int, Decimal]) -> list[Share]:
@@ -105,7 +105,7 @@ def split_of(by_pool: dict[int, Use], price: dict[int, Decimal]) -> list[Share]:
             money[part] += amount * price[pool]
     percents = hundred_percent(list(money.values()))
     return [
-        Share(part, PARTS[part][0], cents(money[part]), hours[part], percent)
+        Share(part, PARTS[part][0], cents(money[part]), hours[part].quantize(Decimal("0.000001")), percent)
         for part, percent in zip(PARTS, percents, strict=True)
     ]
 

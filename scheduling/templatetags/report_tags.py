@@ -9,6 +9,8 @@ from typing import Any
 from django import template
 from django.utils import timezone
 
+from scheduling.reports.page import duration, percent
+
 register = template.Library()
 
 
@@ -31,3 +33,13 @@ def cell(value: Any, decimals: int = 1) -> str:
 @register.filter
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+@register.filter
+def seconds(value: Any) -> str:
+    return "–" if value is None or value == "" else duration(float(value))
+
+
+@register.filter
+def share(value: Any) -> str:
+    return percent(value) if isinstance(value, int | float) else "–"
