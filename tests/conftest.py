@@ -24,12 +24,13 @@ def browser_type_launch_args() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _plain_static_files(settings: Any) -> None:
-    """Tests do not collect static files first, and send no message to a broker that nobody reads."""
+    """Tests do not collect static files first, and send no message to a broker that nobody reads; passwords are hashed quickly."""
     settings.STORAGES = {
         **settings.STORAGES,
         "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
     }
     settings.AXES_ENABLED = False
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 @pytest.fixture(autouse=True)
