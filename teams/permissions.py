@@ -89,6 +89,9 @@ SCOPES: Mapping[str, frozenset[Permission]] = {
     ),
     "jobs": frozenset(
         {
+            Permission.VIEW_TEAM,
+            Permission.VIEW_JOBS,
+            Permission.VIEW_CLUSTERS,
             Permission.SUBMIT_JOBS,
             Permission.MANAGE_OWN_JOBS,
             Permission.MANAGE_TEAM_JOBS,

@@ -8,6 +8,7 @@ from scheduling.models import Command, Cycle, Job, ReasonGroup
 from scheduling.services import clock
 from scheduling.services.replay import forget_old_snapshots
 from teams.models import IdempotencyKey
+from teams.services.requests import expire_requests
 
 #: Cycles that decided nothing are kept this long: enough for a chart of cycle times.
 KEEP_EMPTY_CYCLES = timedelta(days=2)
@@ -19,6 +20,7 @@ KEEP_KEYS = timedelta(days=2)
 def housekeeping() -> None:
     now = clock.now()
     forget_old_snapshots()
+    expire_requests()
     newest = Cycle.objects.order_by("-id").values_list("id", flat=True).first() or 0
     Cycle.objects.filter(
         started_at__lt=now - KEEP_EMPTY_CYCLES, starts=0, evictions=0, decisions=None, id__lt=newest
