@@ -319,7 +319,7 @@ class Postgres(Service):
     def create_database(self, name: str) -> None:
         import psycopg
 
-        with psycopg.connect(self.address("postgres"), autocommit=True) as connection:
+        with self._alone(), psycopg.connect(self.address("postgres"), autocommit=True) as connection:
             if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
                 connection.execute(f'CREATE DATABASE "{name}"')
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuportal.embedded import Redis
 from tests.gpuportal.portal import Portal, eventually, manage
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.xdist_group("up")]
@@ -72,6 +73,15 @@ def test_a_killed_child_is_replaced(portal: Portal, what: str, words: tuple[str,
     (victim, *_) = portal.processes(*words)
     os.kill(victim, signal.SIGKILL)
     eventually(lambda: victim not in portal.processes(*words) and portal.processes(*words))
+    goes_on(portal)
+
+
+def test_a_killed_redis_is_replaced(portal: Portal) -> None:
+    portal.wait_until_ready()
+    victim = Redis(portal.data).pid()
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    assert eventually(lambda: Redis(portal.data).pid()) != victim
     goes_on(portal)
 
 
