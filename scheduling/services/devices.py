@@ -2,8 +2,9 @@
 
 Where the ledger has another running attempt on a device that the cluster gave to this one, the two change places: the
 other is not there either, and its own report puts it where it is. The change is made for the whole of the intervals
-where the history allows it; where an attempt that has ended held the device meanwhile, from now on only, with the
-interval before left as it was believed.
+where the history allows it. Where an attempt that has ended held the device meanwhile, it is made from the instant on at
+which the cluster started this one (the ledger's interval begins with the decision, a little earlier), or else from the
+instant of the report on.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def believed_devices(attempt: Attempt) -> dict[str, set[int]]:
     return found
 
 
-def follow_devices(attempt: Attempt, told: Mapping[str, Sequence[int]], now: datetime) -> bool:
-    """Bring the ledger to what the cluster tells; True when anything was changed. The caller holds the attempt's row
-    and is in a transaction. What cannot be compared (other nodes or numbers, shares of devices) is left alone."""
+def follow_devices(
+    attempt: Attempt, told: Mapping[str, Sequence[int]], now: datetime, *, started: datetime | None = None
+) -> bool:
+    """Bring the ledger to what the cluster tells as of ``now``, where the attempt was ``started`` by it; True when
+    anything was changed. The caller holds the attempt's row and is in a transaction. What cannot be compared (other nodes or numbers, shares of devices) is left alone."""
     believed = believed_devices(attempt)
     if told.keys() != believed.keys() or any(len(set(told[name])) != len(believed[name]) for name in believed):
         return False
@@ -37,7 +40,7 @@ def follow_devices(attempt: Attempt, told: Mapping[str, Sequence[int]], now: dat
     changed = False
     for name, devices in believed.items():
         if set(told[name]) != devices:
-            changed = _move(attempt, ids[name], set(told[name]), now) or changed
+            changed = _move(attempt, ids[name], set(told[name]), (started or now, now)) or changed
     return changed
 
 
@@ -45,7 +48,7 @@ def _names(attempt: Attempt) -> dict[int, str]:
     return dict(Node.objects.filter(pk__in={row[0] for row in attempt.placement}).values_list("pk", "name"))
 
 
-def _move(attempt: Attempt, node: int, wanted: set[int], now: datetime) -> bool:
+def _move(attempt: Attempt, node: int, wanted: set[int], instants: Sequence[datetime]) -> bool:
     gpus = {gpu.index: gpu for gpu in GPU.objects.filter(node_id=node, exists__endswith=None)}
     if not wanted <= gpus.keys():
         return False
@@ -67,18 +70,25 @@ def _move(attempt: Attempt, node: int, wanted: set[int], now: datetime) -> bool:
         moves.append((row, gpus[target]))
         if target in others:
             moves.append((others[target], gpus[row.gpu.index]))
-    _carry_out(moves, now)
+    _carry_out(moves, instants)
     for other in {row.attempt_id for row, _ in moves}:
         _note_placement(attempt if other == attempt.pk else Attempt.objects.get(pk=other), node)
     return True
 
 
-def _carry_out(moves: list[tuple[Allocation, GPU]], now: datetime) -> None:
-    try:
-        with transaction.atomic():
-            _rewrite(moves)
-    except IntegrityError:
-        _split(moves, now)
+def _carry_out(moves: list[tuple[Allocation, GPU]], instants: Sequence[datetime]) -> None:
+    """For the whole intervals if possible, else from the first of ``instants`` on from which it is."""
+    for at in (None, *instants[:-1]):
+        try:
+            with transaction.atomic():
+                if at is None:
+                    _rewrite(moves)
+                else:
+                    _split(moves, at)
+            return
+        except IntegrityError:
+            continue
+    _split(moves, instants[-1])
 
 
 def _rewrite(moves: list[tuple[Allocation, GPU]]) -> None:
@@ -96,17 +106,21 @@ def _rewrite(moves: list[tuple[Allocation, GPU]]) -> None:
         cursor.execute("SET LOCAL gpuportal.correcting = ''")
 
 
-def _split(moves: list[tuple[Allocation, GPU]], now: datetime) -> None:
-    """Other devices from ``now`` on."""
-    now = max([now, *(row.during.lower for row, _ in moves)])
-    for row, _ in moves:
-        row.during = DateTimeTZRange(row.during.lower, now, "[)")
-        row.save(update_fields=["during"])
+def _split(moves: list[tuple[Allocation, GPU]], at: datetime) -> None:
+    """Other devices from ``at`` on."""
+    at = max([at, *(row.during.lower for row, _ in moves)])
+    Allocation.objects.bulk_update(
+        [Allocation(pk=row.pk, during=DateTimeTZRange(row.during.lower, at, "[)")) for row, _ in moves], ["during"]
+    )
     for row, gpu in moves:
         Allocation.objects.create(
-            attempt_id=row.attempt_id, gpu=gpu, team_id=row.team_id, pool_id=row.pool_id, share=row.share,
-            during=DateTimeTZRange(now, None, "[)"),
-        )  # fmt: skip
+            attempt_id=row.attempt_id,
+            gpu=gpu,
+            team_id=row.team_id,
+            pool_id=row.pool_id,
+            share=row.share,
+            during=DateTimeTZRange(at, None, "[)"),
+        )
 
 
 def _note_placement(attempt: Attempt, node: int) -> None:

@@ -172,7 +172,8 @@ def _devices(cluster: Cluster, attempt: Attempt, report: RunReport) -> int:
     """The cluster chose other devices than the ledger has (Slurm always does): the ledger follows, which is no drift."""
     assert report.devices is not None
     believed = believed_devices(attempt)
-    if not follow_devices(attempt, report.devices, clock.now()):
+    now = clock.now()
+    if not follow_devices(attempt, report.devices, min(now, report.ended_at or now), started=report.started_at):
         return 0
     told = {node: set(indices) for node, indices in report.devices.items()}
     log.info("devices", attempt=str(attempt.uuid), ledger=_text(believed), cluster=_text(told))

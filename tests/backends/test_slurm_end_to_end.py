@@ -136,7 +136,7 @@ def test_200_mixed_jobs_end_well_and_the_ledger_is_slurms(portal: tuple[SlurmClu
         assert time.monotonic() < end, "all 32 GPUs are to be borrowed"
         one_round()
     submit_mixture(random.Random(4))
-    drive(time.monotonic() + 400)
+    drive(time.monotonic() + 480)
 
     assert Counter(Job.objects.values_list("state", flat=True)) == {"succeeded": 200}
     evicted = Attempt.objects.filter(outcome="preempted")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 import pytest
@@ -62,10 +62,10 @@ def attempt_on(node: Node, *devices: int, minutes_ago: float = 10, ended_ago: fl
     return attempt
 
 
-def follow(attempt: Attempt, *devices: int) -> bool:
+def follow(attempt: Attempt, *devices: int, started: datetime | None = None) -> bool:
     attempt.refresh_from_db()
     with transaction.atomic():
-        return follow_devices(attempt, {"n0": devices}, clock.now())
+        return follow_devices(attempt, {"n0": devices}, clock.now(), started=started)
 
 
 def held(attempt: Attempt) -> list[int]:
@@ -121,6 +121,16 @@ def test_where_an_ended_attempt_held_the_device_meanwhile_the_interval_is_split(
     assert held(attempt) == [3]
     assert Allocation.objects.filter(attempt=attempt).count() == 2
     assert Allocation.objects.get(attempt=ended).gpu.index == 3, "the history of the other is not touched"
+    nothing_broken()
+
+
+def test_the_split_is_where_the_cluster_started_it(node: Node) -> None:
+    attempt_on(node, 3, minutes_ago=20, ended_ago=9)
+    attempt = attempt_on(node, 0, minutes_ago=10)
+    started = clock.now() - timedelta(minutes=8)
+    assert follow(attempt, 3, started=started)
+    assert Allocation.objects.get(attempt=attempt, gpu__index=3).during.lower == started
+    assert Allocation.objects.get(attempt=attempt, gpu__index=0).during.upper == started
     nothing_broken()
 
 
