@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 from rest_framework import exceptions, serializers
 from rest_framework.parsers import JSONParser
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -141,7 +142,7 @@ def once(request: Request, actor: Actor, make: Callable[[], tuple[int, Any]]) ->
             answer["Idempotent-Replayed"] = "true"
             return answer
         code, data = make()
-        IdempotencyKey.objects.filter(pk=mine[0]).update(status=code, body=json.loads(json.dumps(data, default=str)))
+        IdempotencyKey.objects.filter(pk=mine[0]).update(status=code, body=json.loads(JSONRenderer().render(data)))
     return Response(data, status=code)
 
 

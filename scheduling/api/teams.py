@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -283,7 +284,7 @@ class Quotas(_Listing):
         """Set a quota now or from a date on; refused when guarantees would add up to more than there is."""
         require(self.actor, Permission.MANAGE_QUOTAS)
         data = self.body(QuotaIn)
-        spec = QuotaSpec(data["guaranteed"], data.get("limit"), data.get("weight", 1))
+        spec = QuotaSpec(data["guaranteed"], data.get("limit"), data.get("weight", Decimal(1)))
         made = set_quota(
             actor=self.actor, team=_team_field(self.actor, data["team"]), pool_id=_pool_field(data["pool"]).pk,
             spec=spec, from_at=data.get("from_at"), reason=data.get("reason", ""),
