@@ -140,6 +140,11 @@ def fernet_key() -> str:
     return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
 
 
+def known() -> frozenset[str]:
+    """Every name that has been read so far."""
+    return frozenset(_read)
+
+
 def refuse_unknown(prefix: str = "GPUPORTAL_") -> None:
     """A typo in a name would be a setting that is silently not there."""
     for name in sorted(os.environ):

@@ -6,13 +6,15 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,17 @@ def eventually(true: Callable[[], Any], seconds: float = 60) -> Any:
             return value
         assert time.monotonic() < deadline, f"not within {seconds} s: {true}"
         time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def open_folder() -> Iterator[Path]:
+    """A temporary folder that PostgreSQL's own account can reach (pytest's are closed to it)."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuportal-test-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 class Portal:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,19 +14,19 @@ import pytest
 from gpuportal.embedded import Postgres, Redis, in_use, leave
 from gpuportal.errors import SetupError
 from gpuportal.paths import MOST, socket_folder
-from tests.gpuportal.portal import ROOT, environment, eventually, manage
+from tests.gpuportal.portal import ROOT, environment, eventually, manage, open_folder
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Iterator[Path]:
+def data() -> Iterator[Path]:
     """A data folder; whatever still runs in it at the end is stopped."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(path.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
-    folder = tmp_path / "data"
-    folder.mkdir()
-    yield folder
-    Postgres(folder).stop_any()
-    Redis(folder).stop_any()
+    with open_folder() as parent:
+        folder = parent / "data"
+        folder.mkdir()
+        yield folder
+        for server in (Postgres(folder), Redis(folder)):
+            server.stop_any()
+            eventually(lambda server=server: not server.running(), 20)
 
 
 def test_a_second_start_finds_the_running_server(data: Path) -> None:

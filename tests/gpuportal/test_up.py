@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from gpuportal.embedded import Redis
-from tests.gpuportal.portal import Portal, eventually, manage
+from tests.gpuportal.portal import Portal, eventually, manage, open_folder
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.xdist_group("up")]
 
 
 @pytest.fixture(scope="module")
-def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
+def portal() -> Iterator[Portal]:
     """One data folder for all tests here: each leaves the portal running."""
-    folder = tmp_path_factory.mktemp("up")
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(path.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
-    portal = Portal(folder / "data").start()
-    portal.wait_until_ready()
-    yield portal
-    portal.stop()
-    assert eventually(lambda: not portal.processes(), 20), portal.processes()
+    with open_folder() as folder:
+        portal = Portal(folder / "data").start()
+        portal.wait_until_ready()
+        yield portal
+        portal.stop()
+        eventually(lambda: not portal.processes(), 20)
 
 
 def goes_on(portal: Portal) -> None:
@@ -117,7 +113,7 @@ def test_a_stop_ends_everything_and_a_lock_of_another_process_is_no_obstacle(por
     goes_on(portal)
 
 
-def test_when_the_data_folder_was_moved_the_portal_starts_there(portal: Portal, tmp_path: Path) -> None:
+def test_when_the_data_folder_was_moved_the_portal_starts_there(portal: Portal) -> None:
     portal.wait_until_ready()
     assert portal.stop() == 0
     portal.data = portal.data.rename(portal.data.with_name("moved"))
