@@ -60,7 +60,6 @@ def test_a_command_beside_the_running_portal_uses_its_database(portal: Portal) -
         ("the worker of the loop", ("celery", "cycle,dispatch,reconcile")),
         ("the other worker", ("celery", "--queues default")),
         ("beat", ("celery", "beat")),
-        ("Redis", ("redis-server", "redis.sock")),
         ("PostgreSQL", ("bin/postgres -D",)),
     ],
 )
