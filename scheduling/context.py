@@ -7,6 +7,7 @@ from typing import Any
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
+from django.utils.functional import SimpleLazyObject
 
 from gpuportal import __version__
 from scheduling.models import Cluster
@@ -33,8 +34,8 @@ def portal(request: HttpRequest) -> dict[str, Any]:
             "zone": timezone.get_current_timezone_name(),
             "offset": f"UTC{now:%z}",
             "version": __version__,
-            "troubles": _troubles if signed_in else [],
-            "announcements": _announcements if signed_in else [],
+            "troubles": SimpleLazyObject(_troubles) if signed_in else [],
+            "announcements": SimpleLazyObject(_announcements) if signed_in else [],
         }
     }
 

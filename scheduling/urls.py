@@ -4,12 +4,17 @@ from importlib.util import find_spec
 
 from django.urls import include, path
 
-from scheduling.views import jobs, overview
+from scheduling.views import clusters, jobs, overview
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
     path("queue/", overview.queue, name="queue"),
-    path("clusters/", overview.clusters, name="cluster-map"),
+    path("clusters/", clusters.clusters, name="cluster-map"),
+    path("clusters/map.json", clusters.map_data, name="map-data"),
+    path("nodes/<int:number>/", clusters.node, name="node"),
+    path("nodes/<int:number>/drain/", clusters.node_drain, name="node-drain"),
+    path("nodes/<int:number>/resume/", clusters.node_resume, name="node-resume"),
+    path("nodes/<int:number>/windows/<int:window>/cancel/", clusters.window_cancel, name="window-cancel"),
     path("me/", overview.me, name="me"),
     path("jobs/new/", jobs.submit, name="submit"),
     path("jobs/<int:number>/", jobs.job, name="job"),

@@ -11,7 +11,6 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from scheduling.engine.decisions import Code
 from scheduling.forms import MeForm
-from scheduling.models import Node
 from scheduling.selectors.jobs import queue_page
 from scheduling.selectors.overview import job_counts, own_jobs, pool_numbers, team_numbers
 from scheduling.selectors.reasons import Names, reasons_of
@@ -88,24 +87,6 @@ def _bulk(request: HttpRequest, actor: Actor) -> HttpResponse:
         return render(request, "scheduling/confirm_bulk.html", context)
     results = in_bulk(ids, actions[action])
     return render(request, "scheduling/bulk_results.html", {"results": results, "back": request.get_full_path()})
-
-
-@login_required
-@require_safe
-def clusters(request: HttpRequest) -> HttpResponse:
-    """Nodes by cluster with their state; the map comes on top of it."""
-    nodes = (
-        Node.objects.filter(retired_at=None)
-        .select_related("cluster", "pool__gpu_model")
-        .order_by("cluster__name", "pk")
-    )
-    number = request.GET.get("page", "1")
-    page = int(number) if number.isdecimal() and 0 < len(number) < 7 else 1
-    total = nodes.count()
-    pages = max(1, -(-total // 100))
-    page = min(max(1, page), pages)
-    context = {"nodes": nodes[(page - 1) * 100 : page * 100], "pools": pool_numbers(), "page": page, "pages": pages}
-    return render(request, "scheduling/clusters.html", context)
 
 
 @login_required
