@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from zoneinfo import ZoneInfo
+
+import numpy as np
 
 from scheduling.reports.estimators import jain
-from scheduling.reports.hours import read
-from scheduling.reports.intervals import Bucket, microseconds
+from scheduling.reports.hours import hourly_allocated
+from scheduling.reports.intervals import Bucket, buckets, epoch_us
 from scheduling.reports.scope import Scope
 from teams.models import Quota
+
+MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +46,26 @@ class Fairness:
 
 
 def fairness(scope: Scope) -> Fairness:
-    """Leaf and inner teams that have a quota or were given anything; inner teams' guarantees are their children's, so
-    only teams that hold allocations or have no children below them are compared."""
-    table = read(scope, Bucket.HOUR, by=("pool", "team"))
+    """Leaf teams that have a guarantee, and every team that was given anything: inner teams' guarantees are their
+    children's."""
+    delivered = hourly_allocated(scope)
     claims = _claims(scope)
-    delivered: dict[tuple[int, int], dict[int, Decimal]] = {}
-    for (position, pool, team), use in table.by("bucket", "pool", "team").items():
-        if team is not None:
-            delivered.setdefault((team, pool), {})[position] = use.allocated  # type: ignore[index,arg-type]
+    hours = buckets(scope.since, scope.end, Bucket.HOUR, ZoneInfo("UTC"))
+    edges = [*(epoch_us(hour.start) for hour in hours), epoch_us(scope.end)]
+    starts, ends = np.array(edges[:-1], dtype=object), np.array(edges[1:], dtype=object)
     sums: dict[int, list[Decimal]] = {}
     for key in {*delivered, *claims}:
-        given = delivered.get(key, {})
+        # Whole millionths of GPU-microseconds, as Python integers: exact however large.
+        held = np.zeros(len(hours), dtype=object)
+        for start, amount in delivered.get(key, {}).items():
+            held[bisect_right(edges, start) - 1] += int(amount * MILLION)
+        owed = np.zeros(len(hours), dtype=object)
+        for begins, until, guaranteed in claims.get(key, []):
+            first, last = np.maximum(starts, epoch_us(begins)), np.minimum(ends, epoch_us(until))
+            owed += np.maximum(last - first, 0) * int(guaranteed * MILLION)
         parts = sums.setdefault(key[0], [Decimal(0)] * 4)
-        for position, bucket in enumerate(table.buckets):
-            held = given.get(position, Decimal(0))
-            owed = _owed(claims.get(key, []), bucket.start, bucket.end)
-            for place, part in enumerate((held, owed, max(held - owed, Decimal(0)), max(owed - held, Decimal(0)))):
-                parts[place] += part
+        for place, part in enumerate((held, owed, np.maximum(held - owed, 0), np.maximum(owed - held, 0))):
+            parts[place] += Decimal(int(part.sum())) / MILLION
     return Fairness([TeamFairness(team, *parts) for team, parts in sorted(sums.items()) if any(parts)])
 
 
@@ -74,12 +83,3 @@ def _claims(scope: Scope) -> dict[tuple[int, int], list[Claim]]:
         begins, ends = max(during.lower or scope.since, scope.since), min(during.upper or scope.end, scope.end)
         claims.setdefault((team, pool), []).append((begins, ends, guaranteed))
     return claims
-
-
-def _owed(claims: list[Claim], start: datetime, end: datetime) -> Decimal:
-    owed = Decimal(0)
-    for begins, ends, guaranteed in claims:
-        first, last = max(begins, start), min(ends, end)
-        if first < last:
-            owed += microseconds(last - first) * guaranteed
-    return owed

@@ -6,6 +6,7 @@ printed on the axis. Colours never stand alone: every series has its own pattern
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -83,7 +84,7 @@ def plotly(figure: Figure) -> dict[str, Any]:
         "margin": {"l": 64, "r": 16, "t": 16, "b": 56},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "legend": {"orientation": "h", "y": -0.22, "traceorder": "normal"},
+        "legend": {"orientation": "h", "y": -0.3, "traceorder": "normal"},
         "xaxis": {"title": {"text": figure.x_title}, "automargin": True},
         "yaxis": {
             "title": {"text": figure.y_title},
@@ -104,6 +105,7 @@ def _traces(figure: Figure, layout: dict[str, Any]) -> list[dict[str, Any]]:
     if figure.kind == "heatmap":
         layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
         layout["xaxis"] |= {"type": "category", "dtick": 3}
+        top = max((value for series in figure.series for value in series.values if value is not None), default=1.0)
         return [
             {
                 "type": "heatmap",
@@ -112,7 +114,8 @@ def _traces(figure: Figure, layout: dict[str, Any]) -> list[dict[str, Any]]:
                 "z": [list(series.values) for series in figure.series],
                 "colorscale": [[0, "#f2f4f7"], [0.5, "#e6a117"], [1, "#a3263c"]],
                 "zmin": 0,
-                "zmax": 1,
+                # The scale ends at the next tenth, so that a quiet week shows its shape too.
+                "zmax": min(1.0, math.ceil(top * 10 + 1e-9) / 10) or 1.0,
                 "xgap": 1,
                 "ygap": 1,
                 "colorbar": {"tickformat": ".0%", "thickness": 12},
@@ -141,7 +144,7 @@ def _traces(figure: Figure, layout: dict[str, Any]) -> list[dict[str, Any]]:
         layout["barmode"] = "stack"
     if across:
         layout |= {"xaxis": {"ticksuffix": " %", "range": [0, 100]}, "yaxis": {"visible": False}}
-        layout["legend"]["y"] = -0.35
+        layout["legend"]["y"] = -0.4
     return [
         {
             "type": "bar",
@@ -151,7 +154,13 @@ def _traces(figure: Figure, layout: dict[str, Any]) -> list[dict[str, Any]]:
             **({"orientation": "h"} if across else {}),
             "marker": {
                 "color": series.color,
-                "pattern": {"shape": series.pattern, "fgcolor": "rgba(255,255,255,0.55)", "size": 6, "solidity": 0.25},
+                "pattern": {
+                    "shape": series.pattern,
+                    "fillmode": "overlay",
+                    "fgcolor": "rgba(255,255,255,0.6)",
+                    "size": 7,
+                    "solidity": 0.2,
+                },
             },
             "hovertemplate": "%{x:.1f} %" if across else f"%{{x}}: %{{y:,.1f}} {figure.unit}",
         }

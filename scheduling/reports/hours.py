@@ -14,7 +14,7 @@ from decimal import Decimal
 from django.db import connection
 
 from scheduling.models import RollupState
-from scheduling.reports.intervals import HOUR_US, Bucket, Interval, hour_ceil, hour_floor
+from scheduling.reports.intervals import HOUR_US, Bucket, Interval, epoch_us, hour_ceil, hour_floor
 from scheduling.reports.ledger_sql import RESULT, STATES, parameters
 from scheduling.reports.scope import Scope
 
@@ -96,7 +96,8 @@ class Use:
     def add(self, values: Iterable[Decimal], *, nobody: bool) -> None:
         for name, value in zip(AMOUNTS, values, strict=True):
             if value:
-                setattr(self, name, getattr(self, name) + value)
+                before = getattr(self, name)
+                setattr(self, name, before + value if before else value)
                 if nobody and name == "unknown":
                     self.unknown_idle += value
 
@@ -247,3 +248,36 @@ def typical_week(scope: Scope) -> dict[tuple[int, int], Use]:
         for weekday, hour, nobody, *amounts in cursor.fetchall():
             week.setdefault((weekday, hour), Use()).add(amounts, nobody=nobody)
     return week
+
+
+def hourly_allocated(scope: Scope) -> dict[tuple[int, int], dict[int, Decimal]]:
+    """Allocated GPU-microseconds by (team, pool) and start of the UTC hour, or of the piece of one, in epoch
+    microseconds: for rules that compare hour by hour."""
+    rolled = RollupState.objects.values_list("rolled_until", flat=True).first() or scope.since
+    since, until = hour_ceil(scope.since), min(hour_floor(scope.end), rolled)
+    found: dict[tuple[int, int], dict[int, Decimal]] = {}
+    conditions, values = _conditions(scope)
+    held = "startup + no_activity + lost_failed + lost_preempted + productive + unknown"
+    pieces = [(scope.since, scope.end)]
+    if since < until:
+        pieces = [(scope.since, since), (until, scope.end)]
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT team_id, pool_id, (extract(epoch FROM hour) * 1000000)::bigint, sum({held})"
+                f" FROM scheduling_hourlyuse WHERE team_id IS NOT NULL AND hour >= %s AND hour < %s AND {conditions}"
+                " GROUP BY 1, 2, 3",
+                [since, until, *values],
+            )
+            for team, pool, hour, amount in cursor.fetchall():
+                found.setdefault((team, pool), {})[hour] = amount
+    for first, last in pieces:
+        start = first
+        while start < last:
+            stop = min(hour_floor(start) + timedelta(hours=1), last)
+            table = Table([Interval(start, stop)])
+            _from_ledger(scope, table, 0, start, stop, ("pool", "team"))
+            for (_, pool, team, _), use in table.rows.items():
+                if team is not None:
+                    found.setdefault((team, pool), {})[epoch_us(start)] = use.allocated
+            start = stop
+    return found

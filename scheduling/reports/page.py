@@ -122,6 +122,16 @@ def duration(seconds: float | None) -> str:
     return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
 
 
+def percentile_number(value: Percentile, hint: str = "") -> Number:
+    """A card: the value large, its interval below."""
+    if value.n and value.low is not None and value.value is not None:
+        high = "open" if value.high is None else duration(value.high)
+        hint = f"95 %: {duration(value.low)} to {high}"
+    elif value.n and not value.enough:
+        hint = f"n = {value.n}: too few for an interval"
+    return Number(f"p{value.share * 100:.0f}", duration(value.value) if value.n else "–", value.value, hint)
+
+
 def percentile_text(value: Percentile) -> str:
     """With its interval where there are enough samples; few samples are marked."""
     if value.n == 0:

@@ -19,6 +19,7 @@ from scheduling.reports.page import (
     definition,
     duration,
     percent,
+    percentile_number,
     percentile_text,
 )
 from scheduling.reports.scope import Scope
@@ -56,6 +57,7 @@ def waits(scope: Scope) -> Page:
     names = Names()
     first = report.first
     median = first.percentile(0.5)
+    again = duration(report.requeued.percentile(0.5).value) if report.requeued.n else "–"
     curves = [curve_series("All", first.curve, PLAIN[0])]
     busiest = sorted(report.groups["workload_class"], key=lambda row: -row.n)[:4]
     curves += [
@@ -75,15 +77,10 @@ def waits(scope: Scope) -> Page:
         answer=duration(median.value) if median.n else "–",
         sentence=f"is the median of {first.n:,} first starts, with those still waiting counted in.",
         numbers=[
-            *(
-                Number(f"p{share * 100:.0f}", percentile_text(first.percentile(share)), first.percentile(share).value)
-                for share in (0.5, 0.9, 0.95)
-            ),
+            *(percentile_number(first.percentile(share)) for share in (0.5, 0.9, 0.95)),
             Number("Still waiting", f"{first.still_waiting:,}", first.still_waiting),
             Number("Cancelled while waiting", f"{first.cancelled:,}", first.cancelled, "counted apart"),
-            Number(
-                "Re-queued: median", percentile_text(report.requeued.percentile(0.5)), hint=f"n = {report.requeued.n:,}"
-            ),
+            Number("Re-queued: median", again, hint=f"n = {report.requeued.n:,}, kept apart"),
         ],
         figures=[
             Figure(
@@ -239,7 +236,7 @@ def first_result(scope: Scope) -> Page:
         answer=duration(median.value) if median.n else "–",
         sentence=f"is the median from submit to first result of {whole.curve.n:,} jobs.",
         numbers=[
-            *(Number(f"p{s * 100:.0f}", percentile_text(whole.curve.percentile(s))) for s in (0.5, 0.9, 0.95)),
+            *(percentile_number(whole.curve.percentile(s)) for s in (0.5, 0.9, 0.95)),
             Number("Without any result yet", f"{whole.curve.censored:,}", whole.curve.censored),
             Number("Ended without result", f"{whole.without:,}", whole.without, "counted apart"),
         ],
@@ -336,7 +333,7 @@ def estimates(scope: Scope) -> Page:
         numbers=[
             Number("Started by the p50 time", percent(report.within_p50), report.within_p50, "50 % would be perfect"),
             Number("Median error", _signed(report.median_error.value), report.median_error.value, "late is positive"),
-            Number("Median size of the error", percentile_text(report.absolute_error), report.absolute_error.value),
+            Number("Median size of the error", duration(report.absolute_error.value) if report.n else "–"),
         ],
         figures=[
             Figure(

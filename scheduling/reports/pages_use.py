@@ -52,8 +52,8 @@ def idle(scope: Scope) -> Page:
         answer=answer,
         sentence=sentence,
         numbers=[
-            Number("Capacity", f"{gpu_hours(total.capacity):,.0f} GPU-hours", gpu_hours(total.capacity)),
-            Number("Allocated", f"{gpu_hours(total.allocated):,.0f} GPU-hours", gpu_hours(total.allocated)),
+            Number("Capacity", f"{gpu_hours(total.capacity):,.0f}", gpu_hours(total.capacity), "GPU-hours"),
+            Number("Allocated", f"{gpu_hours(total.allocated):,.0f}", gpu_hours(total.allocated), "GPU-hours"),
             Number("Activity where measured", percent(report.busy_share), report.busy_share),
             Number("Not producing", percent(ratio(total.not_producing, total.states)), hint="of all GPU time"),
         ],
@@ -186,7 +186,7 @@ def cost(scope: Scope) -> Page:
         answer=f"{report.wasted_percent} %",
         sentence=f"that is {report.wasted:,.2f} of {report.total:,.2f} {report.currency}.",
         numbers=[
-            Number(row.label, f"{row.money:,.2f} {report.currency}", float(row.money), f"{row.percent} %")
+            Number(row.label, f"{row.percent} %", float(row.percent), f"{row.money:,.2f} {report.currency}")
             for row in report.split
             if row.money
         ],

@@ -8,6 +8,8 @@ from zoneinfo import ZoneInfo
 
 from scheduling.reports.intervals import Bucket, Interval, buckets
 
+UTC_ZONE = ZoneInfo("UTC")
+
 #: Raised with every change of a formula; printed on charts and exports, kept with frozen reports.
 DEFINITION_VERSION = "2026.1"
 
@@ -23,7 +25,7 @@ class Scope:
     since: datetime
     until: datetime
     now: datetime
-    zone: ZoneInfo = ZoneInfo("UTC")
+    zone: ZoneInfo = UTC_ZONE
     teams: frozenset[int] | None = None
     pools: frozenset[int] | None = None
     classes: frozenset[str] | None = None

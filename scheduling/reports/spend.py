@@ -7,7 +7,8 @@ from decimal import ROUND_HALF_UP, Decimal
 
 from scheduling.models import Pool, ReportingRule
 from scheduling.reports.hours import Use, read
-from scheduling.reports.intervals import HOUR_US, hours as exact_hours
+from scheduling.reports.intervals import HOUR_US
+from scheduling.reports.intervals import hours as exact_hours
 from scheduling.reports.scope import Scope
 
 CENT = Decimal("0.01")

@@ -106,7 +106,7 @@ def answer(
     """Simulate the period as it was and with the changes. Raises ``LabError``."""
     base, left_out = recorded(since, until)
     changed = change_all(base, changes)
-    tell = progress or (lambda share: None)
+    tell = progress or _silent
     length = (until - since).total_seconds()
     before = result(simulate(base, until=length, progress=lambda share: tell(share / 2)))
     after = result(simulate(changed, until=length, progress=lambda share: tell(0.5 + share / 2)))
@@ -118,6 +118,10 @@ def answer(
         "jobs": len(base.jobs),
         "left_out": left_out,
     }
+
+
+def _silent(_: float) -> None:
+    pass
 
 
 def _numbers(outcome: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,14 @@ def cell(value: Any, decimals: int = 1) -> str:
 
 
 @register.filter
+def headings(table: Any) -> list[tuple[str, bool]]:
+    """Columns, and whether they hold numbers: those stand to the right."""
+    kept = isinstance(table, dict)
+    columns, rows = (table["columns"], table["rows"]) if kept else (table.columns, table.rows)
+    return [(column, bool(rows) and place > 0 and is_number(rows[0][place])) for place, column in enumerate(columns)]
+
+
+@register.filter
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 

@@ -61,7 +61,7 @@ def test_without_its_guarantee_a_job_that_cannot_be_interrupted_does_not_start(d
 
 
 def test_a_question_is_kept_run_once_and_answered(day: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "enqueue", lambda row: None)
+    monkeypatch.setattr(lab, "enqueue", lambda _: None)
     changes = [{"kind": "policy", "name": "half_life", "value": 86400}]
     row = lab.ask(actor=Actor.system("test"), name="", since=PERIOD[0], until=PERIOD[1], changes=changes)
     lab.run(row.pk)
