@@ -132,7 +132,7 @@ def _by_team(before: dict[str, Any], after: dict[str, Any], base: Scenario) -> l
     names = {team.name for team in base.leaf_teams()}
     rows = []
     for name in sorted(names):
-        old, new = before["teams"].get(name, {}), after["teams"].get(name, {})
+        old, new = (found["teams"].get(name, {}).get("totals", {}) for found in (before, after))
         if not old.get("jobs"):
             continue
         old_wait, new_wait = old.get("mean_wait"), new.get("mean_wait")
