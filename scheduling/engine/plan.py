@@ -23,7 +23,7 @@ from scheduling.engine.explain import Explainer
 from scheduling.engine.ordering import Candidate, Turns
 from scheduling.engine.placement import place, whole_view, workers_that_fit
 from scheduling.engine.pool import positions
-from scheduling.engine.reclaim import FRUITLESS_SEARCHES, Claim, Victims, evict, plan_eviction
+from scheduling.engine.reclaim import FRUITLESS_SEARCHES, SEARCHES, Claim, Victims, evict, plan_eviction
 from scheduling.engine.snapshot import GPU, AttemptState, Discipline, Hold, Job, Placement, Snapshot
 from scheduling.engine.state import State, WaitClass
 from scheduling.engine.work import (
@@ -103,7 +103,7 @@ class _Cycle:
         #: (class, pool) that lacks capacity only: its jobs may still get a reservation.
         self.lacks_capacity: set[tuple[int, int]] = set()
         self.no_eviction: set[tuple[int, int]] = set()
-        self.fruitless = 0
+        self.fruitless = self.found = 0
         self.victims_of: dict[int, Victims] = {}
         self.reserved = dict.fromkeys(work.pools, 0)
         self.matters: dict[int, bool] = {}
@@ -313,7 +313,7 @@ class _Cycle:
         """Reclaim, preempt or move others for it (4.6, 4.7, 4.9)."""
         work, number = self.work, candidate.pool
         key = (id(candidate.wait_class), number)
-        if key in self.no_eviction or self.fruitless >= FRUITLESS_SEARCHES:
+        if key in self.no_eviction or self.fruitless >= FRUITLESS_SEARCHES or self.found >= SEARCHES:
             return False
         request, job = candidate.job.request, candidate.job
         claim = Claim(work, job, number, amount)
@@ -327,9 +327,11 @@ class _Cycle:
         if victims.rows:
             if plan_eviction(work, claim, request.workers, victims):
                 self.matters[number] = True
+                self.found += 1
                 return True
             if smaller is not None and plan_eviction(work, smaller, request.min_workers, victims):
                 self.matters[number] = True
+                self.found += 1
                 return True
             if may_start(work, job, number, amount) and consolidate(work, job, number, victims):
                 return True

@@ -17,12 +17,14 @@ from scheduling.engine.pool import PoolState, positions
 from scheduling.engine.snapshot import GPU, Attempt, AttemptState, Job, Placement, Slot
 from scheduling.engine.work import Work, may_borrow, over_guarantee, placement_amount, ratio, within_share
 
-#: Searches without result after which a cycle stops looking for victims; the next cycle goes on.
+#: Searches for victims in one cycle: those with a result (the next cycle goes on at once), and those without.
+SEARCHES = 64
 FRUITLESS_SEARCHES = 256
 
 #: Nodes that one search looks at before it keeps to those with the cheapest candidates.
-SPOTS_FOR_ONE_NODE = 2048
-SPOTS_FOR_A_GANG = 128
+SPOTS_FOR_ONE_NODE = 256
+SPOTS_FOR_A_GANG = 64
+DOMAINS = 8
 
 
 class Victim(NamedTuple):
@@ -271,6 +273,7 @@ class _Search:
     def __init__(self, claim: Claim, view: View, victims: Victims, workers: int) -> None:
         self.claim, self.view, self.victims, self.workers = claim, view, victims, workers
         self.pool = claim.work.pools[claim.pool]
+        self._order: list[int] | None = None
 
     def candidates(self, position: int) -> list[Victim]:
         """On one node: elastic ones with surplus first (4.11), then the cheapest."""
@@ -300,23 +303,34 @@ class _Search:
                     yield choice, self._slots(choice, {position: self.workers})
         if self.workers > 1:
             for domains in scopes(self.pool, request):
-                for domain in domains:
+                for domain in self._worth_trying(domains):
                     plan = self._in_domain(domain & self.view.allowed)
                     if plan is not None:
                         yield plan
 
+    def _worth_trying(self, domains: Iterable[int]) -> list[int]:
+        """Domains that hold candidates, those with the cheapest first; a few of very many."""
+        cheapest = self._spots(self.view.allowed, SPOTS_FOR_ONE_NODE)
+        rank = {position: at for at, position in enumerate(reversed(cheapest), start=1)}
+        found = []
+        for domain in domains:
+            best = max((rank[p] for p in cheapest if domain >> p & 1), default=0)
+            if best:
+                found.append((-best, len(found), domain))
+        return [domain for _, _, domain in sorted(found)[:DOMAINS]]
+
     def _spots(self, nodes: int, most: int) -> list[int]:
-        """Nodes with candidates; where there are very many, those of the cheapest ones."""
-        by_node = self.victims.by_node
-        if len(by_node) <= most:
-            return sorted(position for position in by_node if nodes >> position & 1)
-        spots: dict[int, None] = {}
-        for victim in self.victims.rows:
-            if self.claim.rule(victim):
-                spots.update((p, None) for p in victim.devices if nodes >> p & 1)
-                if len(spots) >= most:
-                    break
-        return sorted(spots)
+        """Nodes with candidates, those with the cheapest first; at most ``most`` of them."""
+        if self._order is None:
+            order: dict[int, None] = {}
+            for victim in self.victims.rows:
+                if self.claim.rule(victim):
+                    order.update(dict.fromkeys(victim.devices))
+                    order.update((key[0], None) for key in victim.shares)
+                    if len(order) >= SPOTS_FOR_ONE_NODE:
+                        break
+            self._order = list(order)
+        return [position for position in self._order if nodes >> position & 1][:most]
 
     def _in_domain(self, nodes: int) -> tuple[_Choice, Placement] | None:
         """Node by node, the cheapest worker first; free devices cost nothing."""
