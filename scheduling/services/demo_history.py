@@ -27,9 +27,9 @@ from scheduling.models import (
     Pool,
 )
 from scheduling.services.amounts import device_indices, gpus, placement_json
+from scheduling.services.bulk import copy_in
 from teams.models import User
 
-BATCH = 2000
 #: History has one sample per device and hour; the live feed one per minute.
 SAMPLE = 3600
 
@@ -174,6 +174,18 @@ class _Writer:
                     during=during,
                 )
 
+    def command(self, attempt: Attempt) -> Command:
+        return Command(
+            cluster_id=self.pool.cluster_id,
+            attempt=attempt,
+            kind=Command.Kind.START,
+            state=Command.State.DONE,
+            created_at=attempt.started_at,
+            due_at=attempt.started_at,
+            done_at=attempt.started_at,
+            tries=1,
+        )
+
     def samples(self, attempt: Attempt) -> Iterator[GPUSample]:
         """Every full hour in which it held a device; one in fifty is missing, as in life."""
         assert attempt.ended_at is not None
@@ -204,7 +216,8 @@ def write_history(
     """Finished jobs become rows; what is left over is returned, to be submitted live."""
     writer = _Writer(run, begins, now, pool, owners, seed)
     finished = [job for job in run.jobs.values() if job.finished and job.attempts]
-    rows = Job.objects.bulk_create([writer.job(job) for job in finished], batch_size=BATCH)
+    rows = [writer.job(job) for job in finished]
+    copy_in(rows)
     attempts: list[Attempt] = []
     per_job: list[tuple[SimJob, Job, list[Attempt]]] = []
     for job, row in zip(finished, rows, strict=True):
@@ -214,40 +227,18 @@ def write_history(
             eligible = writer.at(ran.end or 0.0)
         attempts += mine
         per_job.append((job, row, mine))
-    Attempt.objects.bulk_create(attempts, batch_size=BATCH)
-    JobEvent.objects.bulk_create(
-        [event for job, row, mine in per_job for event in writer.events(job, row, mine)], batch_size=BATCH
-    )
-    Allocation.objects.bulk_create(
-        [allocation for attempt in attempts for allocation in writer.allocations(attempt)], batch_size=BATCH
-    )
-    Command.objects.bulk_create(
-        [
-            Command(
-                cluster_id=pool.cluster_id,
-                attempt=attempt,
-                kind=Command.Kind.START,
-                state=Command.State.DONE,
-                created_at=attempt.started_at,
-                due_at=attempt.started_at,
-                done_at=attempt.started_at,
-                tries=1,
-            )
-            for attempt in attempts
-        ],
-        batch_size=BATCH,
-    )
-    Mark.objects.bulk_create(
+    copy_in(attempts)
+    copy_in([event for job, row, mine in per_job for event in writer.events(job, row, mine)])
+    copy_in([allocation for attempt in attempts for allocation in writer.allocations(attempt)])
+    copy_in([writer.command(attempt) for attempt in attempts])
+    copy_in(
         [
             Mark(attempt=attempt, kind=Mark.Kind.CHECKPOINT, at=attempt.last_checkpoint_at)
             for attempt in attempts
             if attempt.last_checkpoint_at is not None
-        ],
-        batch_size=BATCH,
+        ]
     )
-    GPUSample.objects.bulk_create(
-        [sample for attempt in attempts for sample in writer.samples(attempt)], batch_size=BATCH, ignore_conflicts=True
-    )
+    copy_in([sample for attempt in attempts for sample in writer.samples(attempt)])
     _outages(writer)
     return [
         Unfinished(
