@@ -1,6 +1,6 @@
 """One cycle of the engine on large installations: time, and the peak of memory.
 
-    python -m benchmarks.engine_cycle [SIZE …]     SIZE: small, large, fill, gang
+python -m benchmarks.engine_cycle [SIZE …]     SIZE: small, large, fill, gang
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def snapshot(nodes: int, leaves: int, running: int, waiting: int, *, seed: int =
         free[at] -= size
         number = len(attempts) + 1
         request = Request((1,), gpus=size, interruptible=dice.random() < 0.6, checkpoint_every=1800.0)
-        job = Job(1_000_000 + number, f"r{number}", dice.choice(leaf_ids), request, walltime=dice.choice([None, 86_400.0]))
+        job = Job(
+            1_000_000 + number, f"r{number}", dice.choice(leaf_ids), request, walltime=dice.choice([None, 86_400.0])
+        )
         attempts.append(Attempt(number, job, 1, (Slot(at + 1, devices),), started=-dice.random() * 80_000))
     jobs = tuple(
         Job(
@@ -112,7 +114,10 @@ def gang() -> Snapshot:
 
 CASES: dict[str, tuple[str, Callable[[], Snapshot]]] = {
     "small": ("1,250 nodes, 100 teams, 2,500 running, 10,000 waiting", lambda: snapshot(1250, 100, 2500, 10_000)),
-    "large": ("10,000 nodes, 500 teams, 20,000 running, 100,000 waiting", lambda: snapshot(10_000, 500, 20_000, 100_000)),
+    "large": (
+        "10,000 nodes, 500 teams, 20,000 running, 100,000 waiting",
+        lambda: snapshot(10_000, 500, 20_000, 100_000),
+    ),
     "fill": ("4,000 one-GPU jobs fill 500 nodes", fill),
     "gang": ("large, with an 80-GPU gang that cannot run", gang),
 }

@@ -32,8 +32,8 @@ from scheduling.backends.base import (
     RunReport,
     RunState,
     Sample,
-    Started,
     StartCommand,
+    Started,
     StopCommand,
     Unreachable,
 )
@@ -310,12 +310,21 @@ class SimulatedBackend:
             "SELECT uuid, number, started, spec, stop_at FROM runs WHERE job = ? AND number < ? ORDER BY number",
             (job, number),
         ).fetchall():
-            run = self._planned(UUID(earlier[0]), job, earlier[1], earlier[2], json.loads(earlier[3]), earlier[4], saved)
+            run = self._planned(
+                UUID(earlier[0]), job, earlier[1], earlier[2], json.loads(earlier[3]), earlier[4], saved
+            )
             saved += run.saved(started)
         return self._planned(uuid, job, number, started, json.loads(spec), stop_at, saved)
 
     def _planned(
-        self, uuid: UUID, job: int, number: int, started: float, spec: dict[str, Any], stop_at: float | None, saved: float
+        self,
+        uuid: UUID,
+        job: int,
+        number: int,
+        started: float,
+        spec: dict[str, Any],
+        stop_at: float | None,
+        saved: float,
     ) -> _Run:
         speed = self.settings.speed
         length = max(1.0, (spec["runs"] - saved) / spec["rate"])
@@ -402,4 +411,3 @@ class SimulatedBackend:
             return Sample(node, index, instant, SAMPLE_SECONDS, None)
         activity = 0.0 if luck < 0.06 else min(1.0, max(0.0, level * share + 0.2 * (luck - 0.5)))
         return Sample(node, index, instant, SAMPLE_SECONDS, activity, "sm_active", 90 + 310 * activity, None)
-

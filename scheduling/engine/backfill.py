@@ -204,7 +204,7 @@ class Future:
     def share_fits(self, share: int, allowed: int) -> tuple[int, int] | None:
         """(node position, device) on which a share fits by then."""
         for key in sorted(self._shares):
-            position, device = key
+            position = key[0]
             held = self._state.held_shares.get(key, 0)
             if allowed >> position & 1 and self._shares[key] + held + share <= GPU and (self._shares[key] or held):
                 return key

@@ -312,7 +312,7 @@ class _Search:
         """Domains that hold candidates, those with the cheapest first; a few of very many."""
         cheapest = self._spots(self.view.allowed, SPOTS_FOR_ONE_NODE)
         rank = {position: at for at, position in enumerate(reversed(cheapest), start=1)}
-        found = []
+        found: list[tuple[int, int, int]] = []
         for domain in domains:
             best = max((rank[p] for p in cheapest if domain >> p & 1), default=0)
             if best:

@@ -120,7 +120,8 @@ class Job(models.Model):
                 name="job_asks_for_gpus_or_one_share",
             ),
             models.CheckConstraint(
-                condition=Q(workers__gte=1, min_workers__gte=1, min_workers__lte=F("workers")), name="job_workers_in_order"
+                condition=Q(workers__gte=1, min_workers__gte=1, min_workers__lte=F("workers")),
+                name="job_workers_in_order",
             ),
             models.CheckConstraint(condition=Q(state__in=JobState.values), name="job_state_known"),
             models.CheckConstraint(

@@ -76,7 +76,9 @@ class Attempt(models.Model):
     #: Confirmed by the cluster.
     running_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
-    eligible_at = models.DateTimeField(help_text="Since when this attempt waited: requeue, not-before, dependencies met")
+    eligible_at = models.DateTimeField(
+        help_text="Since when this attempt waited: requeue, not-before, dependencies met"
+    )
     last_checkpoint_at = models.DateTimeField(null=True, blank=True)
     stop_requested_at = models.DateTimeField(null=True, blank=True)
     stop_by = models.DateTimeField(null=True, blank=True)
@@ -106,9 +108,7 @@ class Attempt(models.Model):
             models.Index(fields=["backend_id"], name="attempt_backend_id", condition=~Q(backend_id="")),
         ]
         constraints = [
-            models.UniqueConstraint(
-                fields=["job"], condition=~Q(state="ended"), name="one_open_attempt_per_job"
-            ),
+            models.UniqueConstraint(fields=["job"], condition=~Q(state="ended"), name="one_open_attempt_per_job"),
             models.UniqueConstraint(fields=["job", "number"], name="attempt_numbers_unique"),
             models.CheckConstraint(
                 condition=Q(state="ended", ended_at__isnull=False) & ~Q(outcome="")

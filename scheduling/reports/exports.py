@@ -51,7 +51,10 @@ def about(page: Page) -> list[tuple[str, str]]:
         ("Formula", kept.formula),
         ("Idle rule", kept.idle_rule),
         ("Time zone", kept.zone),
-        ("Coverage", "–" if kept.coverage is None else f"{kept.coverage * 100:.1f} % of the allocated time was measured"),
+        (
+            "Coverage",
+            "–" if kept.coverage is None else f"{kept.coverage * 100:.1f} % of the allocated time was measured",
+        ),
         ("Data up to", f"{kept.cut_off:%Y-%m-%d %H:%M:%S}Z"),
         ("Definition", kept.version),
         *(("Note", note) for note in kept.notes),

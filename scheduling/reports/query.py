@@ -69,9 +69,7 @@ class Query:
         return {key: value for key, value in pairs.items() if value}
 
 
-def parse(
-    given: MultiMapping, *, now: datetime, zone: tzinfo, visible: set[int] | None, default: str = "28d"
-) -> Query:
+def parse(given: MultiMapping, *, now: datetime, zone: tzinfo, visible: set[int] | None, default: str = "28d") -> Query:
     """``visible``: teams the viewer may see, ``None`` = all. Raises ``QueryError``; a team that is not visible is
     unknown to the viewer."""
     own = zone if isinstance(zone, ZoneInfo) else ZoneInfo("UTC")

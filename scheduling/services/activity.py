@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connection, transaction
 from django.db.backends.postgresql.psycopg_any import DateTimeTZRange
@@ -169,7 +169,9 @@ def _day(day: datetime, until: datetime) -> int:
     return len(fresh)
 
 
-def _remove_differing(day: datetime, until: datetime, wanted: dict[tuple[int, datetime, datetime], Span]) -> set[object]:
+def _remove_differing(
+    day: datetime, until: datetime, wanted: dict[tuple[int, datetime, datetime], Span]
+) -> set[tuple[int, Any, Any]]:
     """Delete the day's spans that are not wanted as they are; what is right stays and makes nothing dirty."""
     kept, wrong, dirty = set(), [], []
     rows = ActivitySpan.objects.filter(during__overlap=(day, until))

@@ -51,7 +51,9 @@ def watch_idle(now: datetime | None = None) -> dict[str, int]:
         elif case.attempt_id not in idle:
             done[_close(case, "recovered", now)] += 1
         elif now >= case.due_at:
-            action = "flagged" if in_force.idle_action == "flag" else "would-stop" if in_force.idle_dry_run else "stopped"
+            action = (
+                "flagged" if in_force.idle_action == "flag" else "would-stop" if in_force.idle_dry_run else "stopped"
+            )
             done[_act(case, action, now)] += 1
     known = set(IdleCase.objects.filter(attempt_id__in=idle, state__in=("open", "flagged", "would-stop", "stopped"))
                 .values_list("attempt_id", flat=True))  # fmt: skip

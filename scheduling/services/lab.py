@@ -352,4 +352,5 @@ def _with_nodes(nodes: tuple[Node, ...], pool: int, more: int) -> tuple[Node, ..
 
 
 def _with_setting(policy: Policy, name: str, value: float) -> Policy:
-    return replace(policy, **{name: type(getattr(policy, name) or 0.0)(value)})
+    changed: dict[str, Any] = {name: type(getattr(policy, name) or 0.0)(value)}
+    return replace(policy, **changed)

@@ -83,12 +83,21 @@ def record_pool_states(now: datetime | None = None) -> int:
         stranded = min(available - reserved, wanted)
         pieces = {str(size): n for size, n in sorted(Counter(whole[pool].values()).items())}
         before = last.get(pool)
-        if before is None or (tuple(before[:4]), _pieces(before[4])) != ((available, reserved, stranded, wanted), pieces):
+        if before is None or (tuple(before[:4]), _pieces(before[4])) != (
+            (available, reserved, stranded, wanted),
+            pieces,
+        ):
             if before is not None and before[5] >= now:
                 continue
             rows.append(
                 PoolState(
-                    pool_id=pool, at=now, free=available, reserved=reserved, stranded=stranded, demand=wanted, pieces=pieces
+                    pool_id=pool,
+                    at=now,
+                    free=available,
+                    reserved=reserved,
+                    stranded=stranded,
+                    demand=wanted,
+                    pieces=pieces,
                 )
             )
     PoolState.objects.bulk_create(rows)

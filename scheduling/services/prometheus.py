@@ -66,9 +66,7 @@ def collect(now: datetime | None = None) -> int:
     now = now or clock.now()
     at = now.replace(second=0, microsecond=0)
     try:
-        readings = read(
-            url, at, settings.GPUPORTAL_PROMETHEUS_NODE_LABEL, settings.GPUPORTAL_PROMETHEUS_DEVICE_LABEL
-        )
+        readings = read(url, at, settings.GPUPORTAL_PROMETHEUS_NODE_LABEL, settings.GPUPORTAL_PROMETHEUS_DEVICE_LABEL)
     except PrometheusError as error:
         log.warning("prometheus.unreachable", error=str(error))
         return 0
@@ -186,7 +184,12 @@ def _store_events(found: list[tuple[int, Reading]], holders: Mapping[int, int]) 
         )
         if not again.exists():
             GPUEvent.objects.create(
-                gpu_id=number, attempt_id=holders.get(number), at=row.at, kind="xid", code=row.xid, detail=f"XID {row.xid}"
+                gpu_id=number,
+                attempt_id=holders.get(number),
+                at=row.at,
+                kind="xid",
+                code=row.xid,
+                detail=f"XID {row.xid}",
             )
 
 
@@ -198,5 +201,3 @@ def _holders(numbers: set[int]) -> dict[int, int]:
     ):
         held.setdefault(gpu, []).append(attempt)
     return {gpu: attempts[0] for gpu, attempts in held.items() if len(attempts) == 1}
-
-

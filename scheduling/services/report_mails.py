@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
+from typing import Any
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
@@ -85,7 +86,7 @@ def _send(row: ReportMail, now: datetime) -> None:
     visible = visible_team_ids(Actor.person(row.user), Permission.VIEW_REPORTS)
     if not row.user.is_active or (visible is not None and not visible):
         raise QueryError("user", row.user.get_username(), "an active member of a team")
-    given = QueryDict(f"{row.query}&range={PERIODS[row.period]}")
+    given: Any = QueryDict(f"{row.query}&range={PERIODS[row.period]}")
     query = parse(given, now=now, zone=zone_of(row.user), visible=visible)
     report = REPORTS[row.report]
     if report.whole_only and not query.scope.whole:

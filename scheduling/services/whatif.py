@@ -38,4 +38,5 @@ def run_scenario(text: str) -> dict[str, Any]:
     answer = json.loads(done.stdout)
     if "error" in answer:
         raise InvalidRequest({"scenario": [answer["error"]]})
-    return answer["result"]
+    found: dict[str, Any] = answer["result"]
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from typing import Any
 
 from scheduling.engine.scenario import ScenarioError, read_scenario
 from scheduling.engine.scenario_result import check, result
@@ -20,7 +21,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         run = Simulation(read_scenario(sys.stdin.read(), "scenario"), timeline=False).run()
-        answer = {"result": result(run, check(run))}
+        answer: dict[str, Any] = {"result": result(run, check(run))}
     except (ScenarioError, Livelock) as error:
         answer = {"error": str(error)}
     except (MemoryError, RecursionError):

@@ -117,7 +117,9 @@ def _file(kind: str, report: Report, page: Page, query: Query) -> HttpResponseBa
 
 def _drawn(page: Page) -> list[dict[str, Any]]:
     """Charts with an id of their own, for Plotly and without script."""
-    return [{"id": f"figure-{uuid.uuid4().hex[:8]}", "figure": f, "plotly": plotly(f), "svg": svg(f)} for f in page.figures]
+    return [
+        {"id": f"figure-{uuid.uuid4().hex[:8]}", "figure": f, "plotly": plotly(f), "svg": svg(f)} for f in page.figures
+    ]
 
 
 def _url(slug: str, query: Query, *, fixed: bool = False) -> str:

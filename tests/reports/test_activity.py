@@ -110,7 +110,10 @@ def test_a_sample_across_the_hour_is_split(ledger: Ledger) -> None:
     attempt = ledger.run(team, pool, "03-03 00:00", "03-03 02:00")
     ledger.samples(attempt, "03-03 00:30", "03-03 01:30", 0.8, seconds=3600, power_watts=100.0)
     activity.build_spans(at("03-03 02:00"))
-    assert [(r.hour.hour, round(r.joules)) for r in HourlyEnergy.objects.order_by("hour")] == [(0, 180_000), (1, 180_000)]
+    assert [(r.hour.hour, round(r.joules)) for r in HourlyEnergy.objects.order_by("hour")] == [
+        (0, 180_000),
+        (1, 180_000),
+    ]
 
 
 def test_a_pool_state_tells_free_reserved_stranded_and_pieces(ledger: Ledger) -> None:

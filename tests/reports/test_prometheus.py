@@ -85,7 +85,9 @@ def _wait_for_samples(url: str) -> None:
     until = time.time() + 60
     while time.time() < until:
         try:
-            found = httpx.get(f"{url}/api/v1/query", params={"query": "DCGM_FI_DEV_GPU_UTIL[60s]"}).json()["data"]["result"]
+            found = httpx.get(f"{url}/api/v1/query", params={"query": "DCGM_FI_DEV_GPU_UTIL[60s]"}).json()["data"][
+                "result"
+            ]
             if found and len(found[0]["values"]) >= 5:
                 return
         except (httpx.HTTPError, KeyError):

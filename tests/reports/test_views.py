@@ -69,7 +69,9 @@ def test_a_manager_sees_every_report_with_definition_and_text_alternative(manage
 
 @pytest.mark.parametrize("slug", [slug for slug in REPORTS if not REPORTS[slug].whole_only])
 @pytest.mark.parametrize("kind", ["", "csv", "xlsx"])
-def test_a_member_of_one_team_meets_no_other_team_on_any_page_or_file(speech_member: Client, slug: str, kind: str) -> None:
+def test_a_member_of_one_team_meets_no_other_team_on_any_page_or_file(
+    speech_member: Client, slug: str, kind: str
+) -> None:
     response = speech_member.get(f"/reports/{slug}/?{MONTH}&format={kind}")
     assert response.status_code == 200
     if kind == "xlsx":

@@ -222,7 +222,18 @@ class RestTransport:
         return jwt.encode(claims, self._config.jwt_key, algorithm="HS256")
 
 
+_clients: dict[tuple[object, ...], httpx.Client] = {}
+
+
 def _client(config: SlurmConfig) -> httpx.Client:
+    """One for each process and daemon: back ends come and go with every pass of the loop, connections stay."""
+    key = (os.getpid(), config.url, config.ca_file, config.timeout)
+    if key not in _clients:
+        _clients[key] = _new_client(config)
+    return _clients[key]
+
+
+def _new_client(config: SlurmConfig) -> httpx.Client:
     timeout = httpx.Timeout(config.timeout)
     if config.url.startswith("unix:"):
         transport = httpx.HTTPTransport(uds=config.url.removeprefix("unix:"))

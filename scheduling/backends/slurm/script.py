@@ -35,6 +35,7 @@ LONGEST_COMMAND = 120_000
 
 _WORKER = r"""(trap : TERM; trap 'kill -TERM 0' USR1; while :; do sleep 3600 & wait $!; done) >/dev/null 2>&1 &
 watcher=$!
+disown "$watcher"  # or the shell would report its end in the job's output
 told=
 trap told=1 TERM
 trap '' USR1
