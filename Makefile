@@ -17,11 +17,11 @@ help:  ## this list
 $(VENV)/run.stamp: requirements.txt
 	@test -n "$(PYTHON)" || { echo "gpuportal: Python 3.11 or newer with venv is needed (on Debian: apt-get install python3 python3-venv)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -r requirements.txt
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/run.stamp requirements-test.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -r requirements-test.txt
 	@touch $@
 
 setup: $(VENV)/run.stamp  ## the environment to run it
