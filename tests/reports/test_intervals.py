@@ -6,7 +6,7 @@ from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduling.reports.intervals import (
@@ -97,6 +97,11 @@ def test_the_offset_is_printed_as_it_was_on_that_day() -> None:
 _SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 50)), max_size=12)
 
 
+#: A busy machine draws slowly; what is tested is arithmetic, not time.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@unhurried
 @given(_SPANS, _SPANS)
 def test_what_is_left_and_what_was_taken_add_up(rows: list[tuple[int, int]], holes: list[tuple[int, int]]) -> None:
     base = at("03-03 00:00")
@@ -106,6 +111,7 @@ def test_what_is_left_and_what_was_taken_add_up(rows: list[tuple[int, int]], hol
     assert length_us(union(a + b)) == length_us(subtract(a, b)) + length_us(union(b))
 
 
+@unhurried
 @given(st.integers(0, 400 * 24 * 60), st.integers(1, 100 * 24 * 60), st.sampled_from(list(Bucket)))
 def test_buckets_cover_the_range_without_gap_or_overlap(offset: int, length: int, step: Bucket) -> None:
     minute = at("03-03 00:01") - at("03-03 00:00")
