@@ -132,7 +132,6 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
-    "allauth.usersessions.middleware.UserSessionsMiddleware",
     "gpuportal.middleware.own_time_zone",
     "gpuportal.middleware.own_password_first",
     "axes.middleware.AxesMiddleware",
@@ -178,7 +177,8 @@ SOCIALACCOUNT_ADAPTER = "teams.adapters.SocialAccountAdapter"
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*", "password2*"]
 ACCOUNT_RATE_LIMITS = {"login": "60/m/ip", "login_failed": False}
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
-USERSESSIONS_TRACK_ACTIVITY = True
+# Off: it writes a row in every request, polls included; sign-ins are listed all the same.
+USERSESSIONS_TRACK_ACTIVITY = False
 SOCIALACCOUNT_AUTO_SIGNUP = True
 SOCIALACCOUNT_LOGIN_ON_GET = False
 OIDC_SERVER_URL = env.url("OIDC_SERVER_URL", ("http", "https"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.contrib import messages
@@ -31,6 +30,7 @@ from scheduling.services.jobs import (
 from scheduling.services.reasons import queue_order
 from scheduling.services.registry import backend_for
 from scheduling.services.submit import submit_jobs
+from scheduling.templatetags.portal import plain
 from teams.actors import Actor
 
 #: What a job's page shows of its log at first.
@@ -95,7 +95,7 @@ def job(request: HttpRequest, number: int) -> HttpResponse:
     if latest is not None:
         context |= _log(latest)
         samples = selectors.activity_of(latest)
-        context["figure"] = json.dumps(activity_figure(samples, timezone.get_current_timezone())) if samples else None
+        context["figure"] = activity_figure(samples, timezone.get_current_timezone()) if samples else None
         context["samples"] = len(samples)
     return render(request, "scheduling/job.html", context)
 
@@ -104,7 +104,6 @@ def _log(attempt: Attempt) -> dict[str, Any]:
     """The end of the log; the rest is read on demand."""
     try:
         backend = backend_for(attempt.pool.cluster)
-        chunk = backend.logs(attempt.uuid, offset=0, limit=1, backend_id=attempt.backend_id)
         probe = backend.logs(attempt.uuid, offset=1 << 60, limit=1, backend_id=attempt.backend_id)
         start = max(0, probe.end - LOG_END)
         chunk = backend.logs(attempt.uuid, offset=start, limit=LOG_END, backend_id=attempt.backend_id)
@@ -114,6 +113,16 @@ def _log(attempt: Attempt) -> dict[str, Any]:
         return {"log": None, "log_note": f"The log cannot be read now: {error}"}
     text = chunk.data.decode(errors="replace")
     return {"log": text, "log_end": chunk.end, "log_finished": chunk.finished, "log_start": start, "attempt": attempt}
+
+
+def _whole_characters(data: bytes, end: int, *, final: bool) -> tuple[str, int]:
+    """Text of a chunk; a character that is cut off at its end is left for the next one."""
+    cut = 0
+    while not final and cut < 3 and cut < len(data) and data[len(data) - 1 - cut] & 0xC0 == 0x80:
+        cut += 1
+    if not final and cut < len(data) and data[len(data) - 1 - cut] >= 0xC0:
+        data, end = data[: len(data) - 1 - cut], end - 1 - cut
+    return data.decode(errors="replace"), end
 
 
 @login_required
@@ -138,7 +147,8 @@ def log(request: HttpRequest, number: int, attempt_number: int) -> HttpResponse:
         return JsonResponse({"text": "", "end": offset, "finished": True}, status=404)
     except BackendError as error:
         return JsonResponse({"detail": str(error)}, status=503)
-    return JsonResponse({"text": chunk.data.decode(errors="replace"), "end": chunk.end, "finished": chunk.finished})
+    text, end = _whole_characters(chunk.data, chunk.end, final=chunk.finished)
+    return JsonResponse({"text": plain(text), "end": end, "finished": chunk.finished})
 
 
 @login_required

@@ -8,6 +8,11 @@
       document.querySelectorAll('input[name="' + all.dataset.all + '"]').forEach(function (box) { box.checked = all.checked; });
     }
   });
+  // rows that somebody is ticking are not replaced under the hand
+  document.addEventListener("htmx:beforeRequest", function (event) {
+    const rows = event.target.closest && event.target.closest("[data-keep-ticks]");
+    if (rows && rows.querySelector("input:checked")) { event.preventDefault(); }
+  });
   // a live log: reads on from where it stands, keeps the end in view while it is there
   document.querySelectorAll("[data-log]").forEach(function (pre) {
     let offset = Number(pre.dataset.offset);
