@@ -46,10 +46,11 @@ class Explainer:
         self.held: dict[int, NewHold] = {}
         #: (leaf, request number, priority, walltime that matters, pool) -> blockers met there at its turn.
         self._seen: dict[tuple[int, int, int, float, int], tuple[Blocker, ...]] = {}
-        self._hardware: dict[tuple[Request, int, float, int, int], _Hardware] = {}
+        self._hardware: dict[tuple[Request, int, float, int], tuple[int, _Hardware]] = {}
         self._fits_before: dict[tuple[Request, int], bool] = {}
         self._shared: dict[tuple[int, int, int, float], tuple[Blocker, ...]] = {}
         self._impossible: dict[Request, str | None] = {}
+        self._impossible_in: dict[tuple[Request, int], bool] = {}
         self._other_pools: dict[Request, int | None] = {}
 
     def note(self, job: Job, leaf: int, pool: int) -> None:
@@ -160,13 +161,19 @@ class Explainer:
             self._impossible[request] = never(self.work.pools, request)
         return self._impossible[request]
 
+    def _never_here(self, request: Request, pool: PoolState) -> bool:
+        key = (request, pool.pool.id)
+        if key not in self._impossible_in:
+            self._impossible_in[key] = never({pool.pool.id: pool}, request) is not None
+        return self._impossible_in[key]
+
     # -- one class ---------------------------------------------------------------------------------------------
 
     def _class_blockers(self, job: Job, leaf: int) -> tuple[Blocker, ...]:
         found: list[tuple[int, int, Blocker]] = []
         for rank, number in enumerate(job.request.pools):
             pool = self.work.pools.get(number)
-            if pool is None or never({number: pool}, job.request) is not None:
+            if pool is None or self._never_here(job.request, pool):
                 continue
             met = self._seen.get((*self._class_key(job, leaf), number))
             for blocker in self._in_pool(job, leaf, pool) if met is None else met:
@@ -233,11 +240,13 @@ class Explainer:
         # A window reserved for a team makes the same request fare differently in different teams.
         leaf = self.work.state.leaf(job) if any(p.team is not None for p in self.work.promises[number]) else -1
         walltime = self.work.walltime(job, number) if matters else 0.0
-        key = (job.request, number, walltime, leaf, self.work.version[number])
+        key = (job.request, number, walltime, leaf)
+        version = self.work.version[number]
         known = self._hardware.get(key)
-        if known is None:
-            known = self._hardware[key] = self._look(job, pool)
-        return known
+        # What did not fit earlier in the cycle does not fit later: capacity only shrinks.
+        if known is None or (known[1].fits and known[0] != version):
+            known = self._hardware[key] = (version, self._look(job, pool))
+        return known[1]
 
     def _look(self, job: Job, pool: PoolState) -> _Hardware:
         work, number, request = self.work, pool.pool.id, job.request
