@@ -420,7 +420,7 @@ def test_what_slurm_has_forgotten_is_told_from_the_record(backend: SlurmBackend,
 
 
 def _python(source: str) -> str:
-    return f"cat >$GPUPORTAL_RECORD.py <<'END'\n{source}\nEND\npython3 $GPUPORTAL_RECORD.py"
+    return f"cat >$GPUPORTAL_RECORD.$GPUPORTAL_WORKER.py <<'END'\n{source}\nEND\npython3 $GPUPORTAL_RECORD.$GPUPORTAL_WORKER.py"
 
 
 def _log(backend: SlurmBackend, attempt: object) -> bytes:

@@ -8,7 +8,7 @@ which Slurm only tells while the job runs.
 A stop is SIGTERM to the job's steps. The worker's shell only notes it and goes on waiting, so that the program it
 started, which has got the signal too, can write its checkpoint within the grace period. slurmrestd v0.0.38 can only
 signal steps, batch script and srun together, and srun takes SIGTERM as an order to kill its step at once. So over
-slurmrestd SIGUSR1 is sent, which srun passes on; a watcher beside the program turns it into SIGTERM.
+slurmrestd SIGUSR1 is sent, which srun passes on; a watcher beside the program turns it into SIGTERM, once: it comes twice, from slurmstepd and by srun.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 #: program may have 128 KiB in Linux (MAX_ARG_STRLEN).
 LONGEST_COMMAND = 120_000
 
-_WORKER = r"""(trap : TERM; trap 'kill -TERM 0' USR1; while :; do sleep 3600 & wait $!; done) >/dev/null 2>&1 &
+_WORKER = r"""read -r _ _ _ _ group _ </proc/$$/stat
+# All tasks of a step on a node share one process group (or each has its own): one of them signals it.
+[ "$SLURM_LOCALID" = 0 ] || [ "$group" = $$ ] && pass_on='kill -TERM 0' || pass_on=:
+(trap : TERM; trap "trap '' USR1; $pass_on" USR1; while :; do sleep 3600 & wait $!; done) >/dev/null 2>&1 &
 watcher=$!
 disown "$watcher"  # or the shell would report its end in the job's output
 told=
