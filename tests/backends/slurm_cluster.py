@@ -102,7 +102,7 @@ def running_slurm(**options: str) -> Iterator[SlurmCluster]:
     finally:
         subprocess.run(["bash", str(TOOLS / "stop-slurm.sh"), str(base), "--wipe"], timeout=120, check=False)
         for name in created:
-            subprocess.run(["userdel", "--remove", "--force", name], check=False, capture_output=True)
+            subprocess.run(["userdel", "--remove", name], check=False, capture_output=True)
 
 
 def _account_exists(name: str) -> bool:

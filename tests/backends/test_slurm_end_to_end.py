@@ -27,7 +27,12 @@ from teams.models import Membership, Team, User
 from teams.services.quotas import QuotaSpec, set_quota
 from tests.backends.slurm_cluster import ACCOUNTS, SlurmCluster, running_slurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.django_db(transaction=True),
+]
 
 SYSTEM = Actor.system("tests")
 TEAMS = ("vision", "speech", "robots")

@@ -27,7 +27,7 @@ from tests.backends.slurm_cluster import (
     wait_until,
 )
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
 
 @pytest.fixture(scope="module")

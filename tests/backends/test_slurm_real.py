@@ -21,7 +21,7 @@ from tests.backends.slurm_cluster import (
     wait_until,
 )
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
 
 def jobs_of(slurm: SlurmCluster, attempt: object) -> list[str]:

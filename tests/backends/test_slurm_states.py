@@ -186,6 +186,7 @@ def test_an_unknown_node_state_is_an_error() -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.xdist_group("slurm")
 def test_every_state_that_the_installed_slurm_lists_is_known(slurm: SlurmCluster) -> None:
     """squeue and sinfo list all states they know when asked for one they do not."""
     import os
