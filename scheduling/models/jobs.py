@@ -114,9 +114,10 @@ class Job(models.Model):
         ]
         constraints = [
             models.CheckConstraint(
+                # A comparison with NULL is neither true nor false, and a check refuses only what is false.
                 condition=Q(gpus__gt=0, share__isnull=True, share_memory_bytes__isnull=True)
-                | Q(gpus=0, workers=1, share__gt=0, share__lte=1, share_memory_bytes__isnull=True)
-                | Q(gpus=0, workers=1, share__isnull=True, share_memory_bytes__gt=0),
+                | Q(gpus=0, workers=1, share__isnull=False, share__gt=0, share__lte=1, share_memory_bytes__isnull=True)
+                | Q(gpus=0, workers=1, share__isnull=True, share_memory_bytes__isnull=False, share_memory_bytes__gt=0),
                 name="job_asks_for_gpus_or_one_share",
             ),
             models.CheckConstraint(

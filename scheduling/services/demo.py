@@ -16,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
+import structlog
+from django.core.exceptions import PermissionDenied
 from django.db import connection, transaction
 
 from scheduling.backends.simulated import chance
@@ -23,19 +25,23 @@ from scheduling.engine.scenario import Event, JobSpec, Scenario
 from scheduling.engine.simulation import Run, Simulation
 from scheduling.engine.snapshot import GPU, Cluster, Node, Policy, Pool, Quota, Request, Team
 from scheduling.models import Cluster as ClusterRow
-from scheduling.models import DemoFeed, JobState, PolicyVersion
+from scheduling.models import DemoFeed, PolicyVersion
 from scheduling.models import Pool as PoolRow
 from scheduling.services import clock
 from scheduling.services.connect import discover, save_cluster
-from scheduling.services.demo_history import write_history
-from scheduling.services.errors import Conflict
+from scheduling.services.demo_history import FAILS, GRACE, write_history
+from scheduling.services.errors import Conflict, InvalidRequest
+from scheduling.services.registry import simulated_store
 from scheduling.services.submit import JobSpec as SubmitSpec
 from scheduling.services.submit import submit_jobs
+from scheduling.services.wakeup import wake_cycle, wake_dispatch
 from teams.actors import Actor
 from teams.models import Membership, Role, StaffRole, User
 from teams.models import Team as TeamRow
 from teams.services.quotas import QuotaSpec, set_quota
 from teams.services.users import create_user
+
+log = structlog.get_logger(__name__)
 
 DATA = Path(__file__).resolve().parent.parent / "demo_data"
 ACTOR = Actor.system("demonstration")
@@ -106,29 +112,61 @@ class Account:
     password: str
 
 
-def load_demo(options: Options, say: Say = lambda text: None) -> list[Account]:
-    """Fill an empty database. Raises ``Conflict`` when it is not empty."""
+def _silent(_: str) -> None:
+    """Tell nobody."""
+
+
+def load_demo(options: Options, say: Say = _silent, *, reset: bool = False) -> list[Account]:
+    """Fill an empty database, or with ``reset`` one that holds a demonstration already, which is then thrown away.
+
+    Raises ``Conflict`` when the database holds anything else. All or nothing.
+    """
+    with transaction.atomic():
+        if reset and not database_is_empty():
+            say("Throwing the old demonstration away …")
+            _empty_database()
+        return _load(options, say)
+
+
+def _empty_database() -> None:
+    """Everything goes, the ledger too: only where the database was filled by a demonstration."""
+    if not DemoFeed.objects.exists():
+        raise Conflict("The database holds no demonstration; --reset only throws away a demonstration.")
+    with connection.cursor() as cursor:
+        kept = {"django_migrations", "django_content_type", "auth_permission"}
+        tables = [name for name in connection.introspection.table_names(cursor) if name not in kept]
+        names = ", ".join(connection.ops.quote_name(name) for name in tables)
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # nothing may be left to check on what goes
+        cursor.execute(f"TRUNCATE {names} RESTART IDENTITY")
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+
+
+def _forget_old_runs() -> None:
+    """Job numbers begin again: runs of an earlier database would be taken for theirs."""
+    store = simulated_store(CLUSTER)
+    for suffix in ("", "-wal", "-shm"):
+        store.with_name(store.name + suffix).unlink(missing_ok=True)
+
+
+def _load(options: Options, say: Say) -> list[Account]:
     if not database_is_empty():
         raise Conflict("The database is not empty; the demonstration is only loaded into an empty one.")
+    _forget_old_runs()
     now = clock.now()
     begins = now - timedelta(weeks=options.weeks)
-    with transaction.atomic():
-        say("Connecting a simulated cluster …")
-        pool = _cluster(options, begins)
-        say("Making teams, quotas and accounts …")
-        teams = _teams(pool, options, begins)
-        accounts = _accounts(teams)
-        _policy(options.speed)
-        say(f"Scheduling {options.weeks} weeks of the trace as history …")
-        run = _simulate(options, pool, teams)
-        say("Writing the history down …")
-        rest = write_history(run, begins, now, pool, _owners(), SEED)
-        DemoFeed.objects.create(
-            position=options.weeks * 7 * 86_400.0, speed=options.speed, thin=options.thin, as_of=now
-        )
-    say(f"Submitting {len(rest)} jobs that the history leaves running or waiting …")
-    for spec in rest:
-        submit_jobs(actor=ACTOR, spec=_live(spec.team, spec.name, spec.gpus, spec.seconds), owner=_owners()[spec.team])
+    say("Connecting a simulated cluster …")
+    pool = _cluster(options, begins)
+    say("Making teams, quotas and accounts …")
+    teams = _teams(pool, options, begins)
+    accounts = _accounts(teams)
+    _policy(options.speed)
+    say(f"Scheduling {options.weeks} weeks of the trace as history …")
+    run = _simulate(options, pool, teams)
+    say("Writing the history down …")
+    write_history(run, begins, now, pool, _owners(), SEED)
+    DemoFeed.objects.create(position=options.weeks * 7 * 86_400.0, speed=options.speed, thin=options.thin, as_of=now)
+    wake_dispatch()
+    wake_cycle()
     return accounts
 
 
@@ -236,7 +274,7 @@ def interruptible(number: int) -> bool:
 
 def ends_badly(number: int) -> bool:
     """The trace has no end states: one in ten fails at its end (drawn)."""
-    return chance(SEED, "failed", number) < 0.1
+    return chance(SEED, "failed", number) < FAILS
 
 
 def _simulate(options: Options, pool: PoolRow, teams: dict[str, TeamRow]) -> Run:
@@ -325,27 +363,26 @@ def feed() -> int:
         state.save(update_fields=["position", "as_of"])
         owners = _owners()
         for number, job in due:
-            spec = _live(job.team, f"philly-{number:05d}", job.gpus, max(1.0, job.duration), number=number)
-            submit_jobs(actor=ACTOR, spec=spec, owner=owners[job.team])
+            try:
+                submit_jobs(actor=ACTOR, spec=_live(number, job), owner=owners[job.team])
+            except (InvalidRequest, PermissionDenied) as error:  # somebody has changed teams or hardware
+                log.warning("demo.not_submitted", job=number, team=job.team, error=str(error))
     return len(due)
 
 
-def _live(team: str, name: str, gpus: int, seconds: float, *, number: int | None = None) -> SubmitSpec:
-    workers, per_worker = shape(gpus)
-    key = number if number is not None else int(name.rsplit("-", 1)[1])
-    free = interruptible(key)
-    fails = [{"attempt": 1, "after": seconds, "exit": 1, "cause": "user"}] if ends_badly(key) else []
+def _live(number: int, job: TraceJob) -> SubmitSpec:
+    workers, gpus = shape(job.gpus)
+    seconds = max(1.0, job.duration)
+    free = interruptible(number)
+    fails = [{"attempt": 1, "after": seconds, "exit": 1, "cause": "user"}] if ends_badly(number) else []
     return SubmitSpec(
-        name=name,
-        team=team,
-        command=f"python train.py --trace-job {key}",
-        gpus=per_worker,
+        name=f"philly-{number:05d}",
+        team=job.team,
+        command=f"python train.py --trace-job {number}",
+        gpus=gpus,
         workers=workers,
         interruptible=free,
         checkpoint_every=timedelta(seconds=CHECKPOINT) if free else None,
-        grace=timedelta(seconds=2) if free else timedelta(0),
+        grace=timedelta(seconds=GRACE) if free else timedelta(0),
         simulation={"runs": seconds, "fails": fails},
     )
-
-
-assert JobState.WAITING

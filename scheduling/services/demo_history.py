@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -28,22 +27,25 @@ from scheduling.models import (
 )
 from scheduling.services.amounts import device_indices, gpus, placement_json
 from scheduling.services.bulk import copy_in
+from scheduling.services.commands import start_payload
+from scheduling.services.demo_pools import pool_states
 from teams.models import User
 
 #: History has one sample per device and hour; the live feed one per minute.
 SAMPLE = 3600
 
-_STATES = {"succeeded": JobState.SUCCEEDED, "failed": JobState.FAILED, "cancelled": JobState.CANCELLED}
+#: A job of the history fails at its end with this chance, whatever its trace says (it has no end states).
+FAILS = 0.1
+#: Seconds to write a checkpoint after the signal, in the live part.
+GRACE = 2
 
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """A job that the history leaves running or waiting: it is submitted again, with the work that is left."""
-
-    team: str
-    name: str
-    gpus: int
-    seconds: float
+_STATES = {
+    "succeeded": JobState.SUCCEEDED,
+    "failed": JobState.FAILED,
+    "cancelled": JobState.CANCELLED,
+    "waiting": JobState.WAITING,
+    "running": JobState.RUNNING,
+}
 
 
 class _Writer:
@@ -51,6 +53,8 @@ class _Writer:
         self, run: Run, begins: datetime, now: datetime, pool: Pool, owners: dict[str, User], seed: int
     ) -> None:
         self.run, self.begins, self.now, self.pool, self.owners, self.seed = run, begins, now, pool, owners, seed
+        self.until = (now - begins).total_seconds()
+        self.nodes = dict(pool.nodes.values_list("id", "name"))
         self.teams = {team.id: team.name for team in run.scenario.teams}
         self.gpu_ids = {
             (node, index): number
@@ -61,18 +65,18 @@ class _Writer:
         return min(self.now, self.begins + timedelta(seconds=seconds))
 
     def fails(self, job: SimJob) -> bool:
-        return job.state == "succeeded" and chance(self.seed, "failed", job.spec.id - 1) < 0.1
+        return job.state == "succeeded" and chance(self.seed, "failed", job.spec.id - 1) < FAILS
 
     def job(self, job: SimJob) -> Job:
         spec, request = job.spec, job.spec.request
         state = JobState.FAILED if self.fails(job) else _STATES[job.state]
-        end = self.at(job.end or 0.0)
+        end = self.at(job.end) if job.end is not None else None
         first = self.at(job.attempts[0].start) if job.attempts else None
         result = None
         if job.attempts:
             ran = job.attempts[0]
             every = request.checkpoint_every
-            if every and (ran.end or 0) - ran.start >= every:
+            if every and self.length(ran) >= every:
                 result = self.at(ran.start + every)
             elif state == JobState.SUCCEEDED:
                 result = end
@@ -87,22 +91,38 @@ class _Writer:
             pools=list(request.pools),
             interruptible=request.interruptible,
             checkpoint_every=timedelta(seconds=request.checkpoint_every) if request.checkpoint_every else None,
+            grace=timedelta(seconds=GRACE) if request.interruptible else timedelta(0),
             command=f"python train.py --trace-job {spec.id - 1}",
+            simulation=None if job.finished else {"runs": self.left(job), "fails": self._to_fail(job)},
             submitted_at=self.at(spec.at),
-            eligible_at=self.at(spec.at),
+            eligible_at=self.at(job.eligible_at),
             first_started_at=first,
             first_result_at=result,
             finished_at=end,
             user_failures=int(state == JobState.FAILED),
         )
 
+    def length(self, ran: RanAttempt) -> float:
+        """Seconds it ran, up to now where it still runs."""
+        return (self.until if ran.end is None else ran.end) - ran.start
+
+    def left(self, job: SimJob) -> float:
+        """Seconds of work that the live cluster has to do."""
+        done = job.saved + (self.length(job.attempts[-1]) if job.open else 0.0)
+        return max(1.0, job.spec.runs + job.redo - done)
+
+    def _to_fail(self, job: SimJob) -> list[dict[str, object]]:
+        if chance(self.seed, "failed", job.spec.id - 1) >= FAILS:
+            return []
+        number = len(job.attempts) + (0 if job.open else 1)
+        return [{"attempt": number, "after": self.left(job), "exit": 1, "cause": "user"}]
+
     def attempt(self, job: SimJob, row: Job, ran: RanAttempt, eligible: datetime) -> Attempt:
-        last = ran is job.attempts[-1]
-        outcome = ran.outcome or Outcome.SUCCEEDED
-        cause = {Outcome.PREEMPTED: "preemption", Outcome.NODE_FAILED: "node"}.get(outcome, "")
+        outcome = ran.outcome
+        cause = {Outcome.PREEMPTED: "preemption", Outcome.NODE_FAILED: "node"}.get(outcome, "") if outcome else ""
         code: int | None = 0 if outcome is Outcome.SUCCEEDED else None
         lost = Decimal(str(round(ran.lost_gpu_seconds, 3)))
-        if last and self.fails(job):
+        if ran is job.attempts[-1] and self.fails(job):
             oom = chance(self.seed, "oom", job.spec.id) < 0.3
             outcome, cause, code = Outcome.FAILED, "oom" if oom else "user", 137 if oom else 1
             lost = self._lost(job, ran)
@@ -112,8 +132,8 @@ class _Writer:
             team_id=row.team_id,
             pool=self.pool,
             number=ran.number,
-            state=AttemptState.ENDED,
-            outcome=outcome.value,
+            state=AttemptState.ENDED if outcome else AttemptState.RUNNING,
+            outcome=outcome.value if outcome else "",
             cause=cause,
             exit_code=code,
             workers=ran.workers,
@@ -122,7 +142,7 @@ class _Writer:
             filler=ran.filler,
             started_at=start,
             running_at=start,
-            ended_at=self.at(ran.end or 0.0),
+            ended_at=None if ran.end is None else self.at(ran.end),
             eligible_at=eligible,
             last_checkpoint_at=self._checkpoint(job, ran),
             lost_gpu_seconds=lost,
@@ -131,14 +151,15 @@ class _Writer:
 
     def _checkpoint(self, job: SimJob, ran: RanAttempt) -> datetime | None:
         every = job.spec.request.checkpoint_every
-        if not every or ran.end is None:
+        if not every:
             return None
-        done = int((ran.end - ran.start) / every + 1e-9)
+        done = int(self.length(ran) / every + 1e-9)
         return self.at(ran.start + done * every) if done else None
 
     def _lost(self, job: SimJob, ran: RanAttempt) -> Decimal:
-        length = (ran.end or 0.0) - ran.start
+        """GPU-seconds since the last checkpoint, or since the start."""
         every = job.spec.request.checkpoint_every
+        length = self.length(ran)
         lost = length if not every else length - int(length / every + 1e-9) * every
         return Decimal(str(round(ran.gpus * lost, 3)))
 
@@ -146,9 +167,10 @@ class _Writer:
         label = f"philly-{self.teams[job.spec.team]}"
         yield JobEvent(job=row, at=row.submitted_at, kind="submitted", to_state="waiting", actor_label=label)
         for attempt in attempts:
-            assert attempt.ended_at is not None
             more = {"job": row, "attempt": attempt, "actor_label": "scheduler"}
             yield JobEvent(kind="state", at=attempt.started_at, from_state="waiting", to_state="running", **more)
+            if attempt.ended_at is None:
+                return
             yield JobEvent(
                 kind="attempt",
                 at=attempt.ended_at,
@@ -157,8 +179,7 @@ class _Writer:
                 data={"number": attempt.number, "outcome": attempt.outcome},
                 **more,
             )
-            last = attempt is attempts[-1]
-            to_state = row.state if last else "waiting"
+            to_state = "waiting" if attempt is not attempts[-1] else row.state
             yield JobEvent(kind="state", at=attempt.ended_at, from_state="running", to_state=to_state, **more)
 
     def allocations(self, attempt: Attempt) -> Iterator[Allocation]:
@@ -174,24 +195,41 @@ class _Writer:
                     during=during,
                 )
 
-    def command(self, attempt: Attempt) -> Command:
+    def command(self, attempt: Attempt, row: Job) -> Command:
+        """Done long ago; that of an attempt which still runs is sent to the simulated cluster, which goes on with it."""
+        ended = attempt.state == AttemptState.ENDED
         return Command(
             cluster_id=self.pool.cluster_id,
             attempt=attempt,
             kind=Command.Kind.START,
-            state=Command.State.DONE,
+            state=Command.State.DONE if ended else Command.State.PENDING,
+            payload={} if ended else start_payload(attempt, row, self.pool, self.nodes),
             created_at=attempt.started_at,
             due_at=attempt.started_at,
-            done_at=attempt.started_at,
-            tries=1,
+            done_at=attempt.started_at if ended else None,
+            tries=int(ended),
         )
+
+    def outages(self) -> Iterator[NodeInterval]:
+        down: dict[int, float] = {}
+        for event in self.run.scenario.events:
+            for node in event.data["nodes"]:
+                if event.data["is"] == "down":
+                    down[node] = event.at
+                elif node in down:
+                    yield NodeInterval(
+                        node_id=node,
+                        state="down",
+                        during=DateTimeTZRange(self.at(down.pop(node)), self.at(event.at), "[)"),
+                        reason="hardware fault",
+                        actor_label=f"cluster {self.pool.cluster.name}",
+                    )
 
     def samples(self, attempt: Attempt) -> Iterator[GPUSample]:
         """Every full hour in which it held a device; one in fifty is missing, as in life."""
-        assert attempt.ended_at is not None
         level = 0.3 + 0.65 * chance(self.seed, "level", attempt.job_id)
         at = attempt.started_at.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
-        while at <= attempt.ended_at:
+        while at <= (attempt.ended_at or self.now):
             for node, devices, _ in attempt.placement:
                 for index in device_indices(devices):
                     luck = chance(self.seed, attempt.number, attempt.job_id, node, index, at.isoformat())
@@ -210,27 +248,24 @@ class _Writer:
             at += timedelta(hours=1)
 
 
-def write_history(
-    run: Run, begins: datetime, now: datetime, pool: Pool, owners: dict[str, User], seed: int
-) -> list[Unfinished]:
-    """Finished jobs become rows; what is left over is returned, to be submitted live."""
+def write_history(run: Run, begins: datetime, now: datetime, pool: Pool, owners: dict[str, User], seed: int) -> None:
+    """Everything that a simulation came to, as rows; what still runs or waits at its end goes on from there."""
     writer = _Writer(run, begins, now, pool, owners, seed)
-    finished = [job for job in run.jobs.values() if job.finished and job.attempts]
-    rows = [writer.job(job) for job in finished]
+    submitted = [job for job in run.jobs.values() if job.attempts or job.state == "waiting"]
+    rows = [writer.job(job) for job in submitted]
     copy_in(rows)
-    attempts: list[Attempt] = []
-    per_job: list[tuple[SimJob, Job, list[Attempt]]] = []
-    for job, row in zip(finished, rows, strict=True):
+    per_job = []
+    for job, row in zip(submitted, rows, strict=True):
         eligible, mine = row.submitted_at, []
         for ran in job.attempts:
             mine.append(writer.attempt(job, row, ran, eligible))
             eligible = writer.at(ran.end or 0.0)
-        attempts += mine
         per_job.append((job, row, mine))
+    attempts = [attempt for _, _, mine in per_job for attempt in mine]
     copy_in(attempts)
     copy_in([event for job, row, mine in per_job for event in writer.events(job, row, mine)])
     copy_in([allocation for attempt in attempts for allocation in writer.allocations(attempt)])
-    copy_in([writer.command(attempt) for attempt in attempts])
+    copy_in([writer.command(attempt, row) for _, row, mine in per_job for attempt in mine])
     copy_in(
         [
             Mark(attempt=attempt, kind=Mark.Kind.CHECKPOINT, at=attempt.last_checkpoint_at)
@@ -239,31 +274,5 @@ def write_history(
         ]
     )
     copy_in([sample for attempt in attempts for sample in writer.samples(attempt)])
-    _outages(writer)
-    return [
-        Unfinished(
-            writer.teams[job.spec.team],
-            job.spec.name,
-            job.spec.request.gpus * job.spec.request.workers,
-            max(1.0, job.spec.runs - job.saved),
-        )
-        for job in run.jobs.values()
-        if not job.finished and job.state in ("waiting", "running")
-    ]
-
-
-def _outages(writer: _Writer) -> None:
-    down: dict[int, float] = {}
-    rows = []
-    for event in writer.run.scenario.events:
-        for node in event.data["nodes"]:
-            if event.data["is"] == "down":
-                down[node] = event.at
-            elif node in down:
-                during = DateTimeTZRange(writer.at(down.pop(node)), writer.at(event.at), "[)")
-                rows.append(
-                    NodeInterval(
-                        node_id=node, state="down", during=during, reason="hardware fault", actor_label="cluster philly"
-                    )
-                )
-    NodeInterval.objects.bulk_create(rows)
+    copy_in(list(writer.outages()))
+    copy_in(list(pool_states(run, writer.at, pool)))

@@ -21,8 +21,7 @@ def backend_for(cluster: Cluster) -> Backend:
 def build(kind: str, name: str, config: dict[str, object], secret: dict[str, object]) -> Backend:
     """From settings alone, before a cluster is saved."""
     if kind == ClusterKind.SIMULATED:
-        store = Path(settings.GPUPORTAL_DATA) / "simulated" / f"{name}.sqlite"
-        return SimulatedBackend(config, store=store, now=clock.now)
+        return SimulatedBackend(config, store=simulated_store(name), now=clock.now)
     if kind == ClusterKind.SLURM:
         from scheduling.backends import slurm
 
@@ -32,3 +31,8 @@ def build(kind: str, name: str, config: dict[str, object], secret: dict[str, obj
 
         return kubernetes.from_config(config, secret)
     raise ValueError(f"{kind!r} is not one of {', '.join(ClusterKind.values)}")
+
+
+def simulated_store(name: str) -> Path:
+    """Where a simulated cluster keeps what was started on it."""
+    return Path(settings.GPUPORTAL_DATA) / "simulated" / f"{name}.sqlite"
