@@ -18,7 +18,7 @@ from scheduling.backends.base import NotFound, RunReport, RunState, Unreachable
 from scheduling.models import Allocation, Attempt, Command, Cycle, Decision, Drift, Hold, Job, NodeInterval
 from scheduling.services import cycle as cycle_service
 from scheduling.services.cycle import LOCK, run_cycle
-from scheduling.services.dispatch import dispatch, dispatch_cluster
+from scheduling.services.dispatch import attempt_token, dispatch, dispatch_cluster
 from scheduling.services.errors import Conflict, InvalidRequest
 from scheduling.services.jobs import cancel_job, hold_job, in_bulk, mark, release_job, set_priority
 from scheduling.services.ledger import check_ledger
@@ -339,10 +339,7 @@ def test_a_running_job_marks_checkpoints_with_its_own_secret_only(place: House) 
     attempt = job.attempts.get()
     with pytest.raises(PermissionDenied):
         mark(attempt_uuid=str(attempt.uuid), token="wrong", kind="checkpoint")
-    import hashlib
-
-    Attempt.objects.filter(pk=attempt.pk).update(token_hash=hashlib.sha256(b"secret").hexdigest())
-    mark(attempt_uuid=str(attempt.uuid), token="secret", kind="checkpoint")
+    mark(attempt_uuid=str(attempt.uuid), token=attempt_token(attempt), kind="checkpoint")
     attempt.refresh_from_db()
     assert attempt.last_checkpoint_at is not None
     assert Job.objects.get(pk=job.pk).first_result_at is not None
