@@ -6,7 +6,6 @@ import random
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from scheduling.engine.decisions import EvictionReason, Plan
 from scheduling.engine.plan import plan, plan_state
@@ -15,80 +14,7 @@ from scheduling.engine.scenario import Scenario, read_scenario
 from scheduling.engine.simulation import Run, Simulation
 from scheduling.engine.snapshot import GPU, Quota, Snapshot, Team
 from scheduling.engine.work import placement_amount
-
-TEAMS = ("a", "b", "c")
-
-
-def quotas(draw: st.DrawFn, capacity: int) -> dict[str, tuple[int, int | None]]:
-    left, found = capacity, {}
-    for team in TEAMS:
-        guaranteed = draw(st.integers(0, left))
-        left -= guaranteed
-        found[team] = (guaranteed, draw(st.one_of(st.none(), st.integers(guaranteed, capacity))))
-    return found
-
-
-@st.composite
-def scenarios(draw: st.DrawFn) -> str:
-    size, count = draw(st.sampled_from([2, 4, 8])), draw(st.integers(1, 4))
-    lines = [
-        "scenario: random",
-        "clusters: {main: {levels: [rack], nodes: [",
-        *(
-            f"  {{name: n{n}, pool: p, gpus: {size}, in: {{rack: r{n % 2}}}, memory: 80GiB, share: true}},"
-            for n in range(count)
-        ),
-        "]}}",
-    ]
-    claims = quotas(draw, size * count)
-    a, b = claims["a"], claims["b"]
-    lines += [
-        "teams:",
-        f"  top: {{quota: {{p: {{guaranteed: {a[0] + b[0]}}}}}, teams: {{",
-        *(f"    {team}: {{quota: {{p: {quota_text(*claims[team])}}}}}," for team in ("a", "b")),
-        "  }}",
-        f"  c: {{quota: {{p: {quota_text(*claims['c'])}}}}}",
-        "jobs:",
-    ]
-    for number in range(draw(st.integers(1, 12))):
-        lines.append(f"  - {{{job_text(draw, number, size)}}}")
-    if draw(st.booleans()):
-        lines.append("events:")
-        node = draw(st.integers(0, count - 1))
-        at = draw(st.integers(0, 4000))
-        lines.append(f"  - {{at: {at}, node: n{node}, is: {draw(st.sampled_from(['down', 'drained']))}}}")
-        lines.append(f"  - {{at: {at + draw(st.integers(1, 4000))}, node: n{node}, is: up}}")
-        if draw(st.booleans()):
-            begins = draw(st.integers(1000, 5000))
-            lines.append(f"  - {{at: 100, maintenance: {{nodes: n{node}, from: {begins}, to: {begins + 1800}}}}}")
-    return "\n".join(lines)
-
-
-def quota_text(guaranteed: int, limit: int | None) -> str:
-    return f"{{guaranteed: {guaranteed}}}" if limit is None else f"{{guaranteed: {guaranteed}, limit: {limit}}}"
-
-
-def job_text(draw: st.DrawFn, number: int, size: int) -> str:
-    parts = [f"name: j{number}, team: {draw(st.sampled_from(TEAMS))}, at: {draw(st.integers(0, 50)) * 60}"]
-    runs = draw(st.integers(1, 60)) * 60
-    parts.append(f"runs: {runs}")
-    if draw(st.integers(0, 4)) == 0:
-        parts.append(f"share: {draw(st.sampled_from(['0.25', '0.5', '0.7', '20GiB']))}")
-    else:
-        workers = draw(st.sampled_from([1, 1, 1, 2, 3]))
-        parts.append(f"gpus: {draw(st.integers(1, size))}, workers: {workers}")
-        if workers > 1 and draw(st.booleans()):
-            parts.append("min_workers: 1")
-        if workers > 1 and draw(st.booleans()):
-            parts.append(f"topology: {{{draw(st.sampled_from(['required', 'preferred']))}: rack}}")
-    if draw(st.booleans()):
-        parts.append(f"interruptible: true, grace: {draw(st.sampled_from([0, 30, 90]))}")
-        if draw(st.booleans()):
-            parts.append("checkpoint_every: 10m")
-    if draw(st.booleans()):
-        parts.append(f"walltime: {runs + draw(st.integers(60, 3000))}")
-    parts.append(f"priority: {draw(st.sampled_from(['low', 'normal', 'high']))}")
-    return ", ".join(parts)
+from tests.engine.random_scenarios import scenarios
 
 
 class Watched(Simulation):
@@ -120,27 +46,31 @@ class Watched(Simulation):
                 allocated[attempt.pool][team] -= placement_amount(attempt.placement)
 
     def look_at_devices(self) -> None:
+        for number in self.state.pools:
+            self.look_at_pool(number)
+
+    def look_at_pool(self, pool: int) -> None:
         taken: dict[tuple[int, int], int] = {}
         fragile: dict[int, int] = {}
         held: dict[int, int] = {}
-        for attempt in self.state.running.values():
+        for attempt in self.state.by_pool[pool].values():
             for slot in attempt.placement:
                 for device in range(slot.devices.bit_length()):
                     if slot.devices >> device & 1:
                         key = (slot.node, device)
                         taken[key] = taken.get(key, 0) + slot.share
+            amount = placement_amount(attempt.placement)
             for team in self.state.teams.path[self.state.leaf(attempt.job)]:
-                amount = placement_amount(attempt.placement)
                 held[team] = held.get(team, 0) + amount
                 if not attempt.job.request.interruptible:
                     fragile[team] = fragile.get(team, 0) + amount
         assert all(amount <= GPU for amount in taken.values()), "a device held more than once"
-        for pool in self.state.pools:
+        if self.state.policy.fragile_borrowing is None:
             for team, amount in fragile.items():
                 assert amount <= self.state.teams.guaranteed[pool][team], "fragile work above the guarantee"
-            for team, amount in held.items():
-                limit = self.state.teams.limit[pool][team]
-                assert limit is None or amount <= limit, "a limit exceeded"
+        for team, amount in held.items():
+            limit = self.state.teams.limit[pool][team]
+            assert limit is None or amount <= limit, "a limit exceeded"
 
     def snapshot(self, *, shuffled: bool = False) -> Snapshot:
         """The state as a snapshot, in any order of rows."""
