@@ -321,6 +321,7 @@ CELERY_BEAT_SCHEDULE = {
     "dispatch": {"task": "scheduling.tasks.dispatch", "schedule": 2.0, "options": {"expires": 2}},
     "reconcile": {"task": "scheduling.tasks.reconcile", "schedule": 2.0, "options": {"expires": 2}},
     "housekeeping": {"task": "scheduling.tasks.housekeeping", "schedule": 600.0, "options": {"expires": 600}},
+    "waits": {"task": "scheduling.tasks.note_waits", "schedule": 60.0, "options": {"expires": 60}},
     "rollup": {"task": "scheduling.tasks.rollup", "schedule": 60.0, "options": {"expires": 60}},
     "demo-feed": {"task": "scheduling.tasks.feed_demo", "schedule": 2.0, "options": {"expires": 2}},
 }

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from django.db import connection
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
 from gpuportal import __version__
-from scheduling.models import Cluster
-from teams.models import Announcement
 
 MENU = (
     ("Overview", "overview", "/"),
@@ -34,8 +35,7 @@ def portal(request: HttpRequest) -> dict[str, Any]:
             "zone": timezone.get_current_timezone_name(),
             "offset": f"UTC{now:%z}",
             "version": __version__,
-            "troubles": SimpleLazyObject(_troubles) if signed_in else [],
-            "announcements": SimpleLazyObject(_announcements) if signed_in else [],
+            "notices": SimpleLazyObject(_notices) if signed_in else [],
         }
     }
 
@@ -52,10 +52,26 @@ def _menu(request: HttpRequest) -> list[dict[str, Any]]:
     return items
 
 
-def _troubles() -> list[Cluster]:
-    return list(Cluster.objects.filter(enabled=True, reachable=False)[:10])
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A line on top of every page: a cluster that cannot be reached (its name as ``text``), or an announcement."""
+
+    text: str
+    level: str
+    since: datetime | None
 
 
-def _announcements() -> list[Announcement]:
-    now = timezone.now()
-    return list(Announcement.objects.filter(begins_at__lte=now, ends_at__gt=now)[:5])
+def _notices() -> list[Notice]:
+    """What is wrong first, then what was announced: one query for every page."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            (SELECT name, 'trouble', unreachable_since FROM scheduling_cluster
+             WHERE enabled AND NOT reachable ORDER BY name LIMIT 10)
+            UNION ALL
+            (SELECT text, level, begins_at FROM teams_announcement
+             WHERE begins_at <= %(now)s AND ends_at > %(now)s ORDER BY begins_at DESC, id DESC LIMIT 5)
+            """,
+            {"now": timezone.now()},
+        )
+        return [Notice(*row) for row in cursor.fetchall()]

@@ -11,6 +11,7 @@ from scheduling.services import dispatch as dispatch_service
 from scheduling.services import reconcile as reconcile_service
 from scheduling.services import rollup as rollup_service
 from scheduling.services.housekeeping import housekeeping as do_housekeeping
+from scheduling.services.wait_history import note_wait_reasons
 
 
 @shared_task(name="scheduling.tasks.run_cycle", ignore_result=True)
@@ -58,3 +59,8 @@ def rollup() -> None:
 @shared_task(name="scheduling.tasks.run_lab", ignore_result=True)
 def run_lab(number: int) -> None:
     lab.run(number)
+
+
+@shared_task(name="scheduling.tasks.note_waits", ignore_result=True)
+def note_waits() -> None:
+    note_wait_reasons()

@@ -186,6 +186,11 @@ def _memberships(actor: Actor) -> list[tuple[int, str]]:
     return cached
 
 
+def roles_of(actor: Actor) -> dict[int, str]:
+    """The roles that the actor was given, by team; not those that come from above."""
+    return dict(_memberships(actor))
+
+
 def _roles_anywhere(actor: Actor) -> set[str]:
     return {role for _, role in _memberships(actor)}
 

@@ -33,6 +33,7 @@ from scheduling.models.jobs import (
     WorkloadClass,
 )
 from scheduling.models.ledger import Allocation, Attempt, AttemptState, Mark, Outcome
+from scheduling.models.pages import Preset, SavedView, WaitReason
 from scheduling.models.rollups import (
     ActivitySpan,
     CarbonIntensity,
@@ -85,6 +86,7 @@ __all__ = [
     "PolicyVersion",
     "Pool",
     "PoolState",
+    "Preset",
     "Priority",
     "QueueOrder",
     "ReasonGroup",
@@ -92,7 +94,9 @@ __all__ = [
     "ReportingRule",
     "Reservation",
     "RollupState",
+    "SavedView",
     "TeamUsage",
+    "WaitReason",
     "Window",
     "WorkloadClass",
 ]

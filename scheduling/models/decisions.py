@@ -151,6 +151,8 @@ class QueueOrder(models.Model):
     count = models.PositiveIntegerField()
     #: zlib of little-endian int64 job ids, first in line first.
     job_ids = models.BinaryField()
+    #: Fair shares of that cycle: [[team, pool, share, allocated, want], …], amounts in millionths of a GPU.
+    shares = models.JSONField(default=list, blank=True)
 
 
 class TeamUsage(models.Model):

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django.db import connection
 from django.utils import timezone
+from django.utils.functional import cached_property
 
-from scheduling.models import Job, Pool
+from scheduling.models import Job
 from scheduling.templatetags.portal import duration, millions
-from teams.models import Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,34 @@ class Reason:
 
 
 class Names:
-    """Names of pools and teams for many reasons at once: two queries."""
+    """Names of pools and teams for many reasons at once: one query, when the first name is asked for."""
 
-    def __init__(self) -> None:
-        self.pools: Mapping[int, str] = dict(Pool.objects.values_list("pk", "name"))
-        self.teams: Mapping[int, str] = dict(Team.objects.values_list("pk", "name"))
+    @cached_property
+    def _rows(self) -> list[tuple[str, int, str, bool]]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                """
+                SELECT 'pool', id, name, true FROM scheduling_pool
+                UNION ALL
+                SELECT 'team', t.id, t.name, t.archived_at IS NULL
+                       AND NOT EXISTS (SELECT FROM teams_team below WHERE below.parent_id = t.id) FROM teams_team t
+                ORDER BY 3
+                """
+            )
+            return cursor.fetchall()
+
+    @cached_property
+    def pools(self) -> Mapping[int, str]:
+        return {number: name for kind, number, name, _ in self._rows if kind == "pool"}
+
+    @cached_property
+    def teams(self) -> Mapping[int, str]:
+        return {number: name for kind, number, name, _ in self._rows if kind == "team"}
+
+    @cached_property
+    def leaf_teams(self) -> list[str]:
+        """Teams that may own jobs, by name."""
+        return [name for kind, _, name, leaf in self._rows if kind == "team" and leaf]
 
     def pool(self, number: Any) -> str:
         return self.pools.get(number, f"pool {number}")

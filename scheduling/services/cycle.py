@@ -391,7 +391,7 @@ class _Commit:
 
     def _explain(self) -> None:
         team_of = {job.id: job.team for job in self.loaded.snapshot.waiting}
-        store_reasons(self.plan.blocked, team_of, self.loaded.groups, self.now, self.cycle)
+        store_reasons(self.plan.blocked, team_of, self.loaded.groups, self.now, self.cycle, self.plan.shares)
 
     def _growable(self) -> None:
         since = self.plan.growable_since

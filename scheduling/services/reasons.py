@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import connection
 
-from scheduling.engine.decisions import Blocked, Blocker
+from scheduling.engine.decisions import Blocked, Blocker, ShareRow
 from scheduling.models import Cycle, QueueOrder, ReasonGroup
 from scheduling.services.clock import instant
 
@@ -46,9 +46,14 @@ def _key(blockers: tuple[Blocker, ...]) -> str:
 
 
 def store_reasons(
-    blocked: Iterable[Blocked], team_of: dict[int, int], known: dict[int, int | None], at: datetime, cycle: Cycle
+    blocked: Iterable[Blocked],
+    team_of: dict[int, int],
+    known: dict[int, int | None],
+    at: datetime,
+    cycle: Cycle,
+    shares: Iterable[ShareRow] = (),
 ) -> None:
-    """Bring groups up to date, move jobs between groups, and store the order of the queue."""
+    """Bring groups up to date, move jobs between groups, and store the order of the queue with the fair shares."""
     keys_by_identity: dict[int, str] = {}
     groups: dict[tuple[int, str], tuple[Blocker, ...]] = {}
     wanted: dict[int, tuple[int, str]] = {}
@@ -97,7 +102,11 @@ def store_reasons(
             )
     QueueOrder.objects.all().delete()
     QueueOrder.objects.create(
-        cycle=cycle, worked_out_at=at, count=len(order), job_ids=zlib.compress(order.tobytes(), 1)
+        cycle=cycle,
+        worked_out_at=at,
+        count=len(order),
+        job_ids=zlib.compress(order.tobytes(), 1),
+        shares=[[row.team, row.pool, round(row.share), row.allocated, row.want] for row in shares],
     )
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import unicodedata
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 from django import template
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
+
+from scheduling.glossary import TERMS
 
 register = template.Library()
 
@@ -82,3 +87,35 @@ def duration(value: Any) -> str:
     if hours < 48:
         return f"{hours:.1f} h"
     return f"{int(hours // 24)} d {int(hours % 24)} h"
+
+
+@register.simple_tag
+def term(anchor: str, text: str = "") -> SafeString:
+    """A word of the glossary with its meaning at hand: for the pointer as a title, for everybody as a link."""
+    name, meaning = TERMS[anchor]
+    return format_html(
+        '<a class="term" href="{}#{}" title="{}">{}</a>', reverse("glossary"), anchor, meaning, text or name.lower()
+    )
+
+
+@register.filter
+def moment(value: datetime | None) -> str:
+    """An instant in the viewer's zone: the time today, with the day otherwise."""
+    if value is None:
+        return "—"
+    local, today = timezone.localtime(value), timezone.localdate()
+    return f"{local:%H:%M}" if local.date() == today else f"{local.day} {local:%b %H:%M}"
+
+
+@register.filter
+def start_range(estimate: Any) -> str:
+    """A start estimate in words; it may know only one end of its range, or none."""
+    if estimate.p50_at is None and estimate.p90_at is None:
+        return "not within the time looked at"
+    if estimate.p90_at is None:
+        return f"about {moment(estimate.p50_at)}, perhaps much later"
+    if estimate.p50_at is None:
+        return f"by {moment(estimate.p90_at)}"
+    if estimate.p50_at == estimate.p90_at:
+        return f"about {moment(estimate.p50_at)}"
+    return f"about {moment(estimate.p50_at)}, by {moment(estimate.p90_at)} in 9 of 10 cases"

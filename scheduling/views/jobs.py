@@ -17,6 +17,7 @@ from scheduling.forms import JobForm, initial_from, own_leaf_teams
 from scheduling.models import Attempt, Pool, Priority
 from scheduling.reports.job_figure import activity_figure
 from scheduling.selectors import jobs as selectors
+from scheduling.selectors.queue import amount, current_order
 from scheduling.selectors.reasons import Names, reasons_of
 from scheduling.services.errors import Conflict, InvalidRequest
 from scheduling.services.jobs import (
@@ -27,7 +28,6 @@ from scheduling.services.jobs import (
     release_job,
     set_priority,
 )
-from scheduling.services.reasons import queue_order
 from scheduling.services.registry import backend_for
 from scheduling.services.submit import submit_jobs
 from scheduling.templatetags.portal import plain
@@ -71,13 +71,10 @@ def job(request: HttpRequest, number: int) -> HttpResponse:
     names = Names()
     attempts = selectors.attempts_of(found, now, selectors.node_names(found))
     latest = attempts[0].attempt if attempts else None
-    position = None
-    if found.state == "waiting":
-        order = queue_order()
-        position = order.index(number) + 1 if number in order else None
+    position = current_order().place(number) if found.state == "waiting" else None
     context: dict[str, Any] = {
         "job": found,
-        "amount": selectors.amount(found),
+        "amount": amount(found),
         "pools": [names.pool(pool) for pool in found.pools],
         "reasons": reasons_of(found, names) if found.state == "waiting" else [],
         "position": position,
