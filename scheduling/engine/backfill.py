@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduling.engine.placement import View, place, reduced_view, whole_view
-from scheduling.engine.snapshot import GPU, Attempt, AttemptState, Job, Placement, Slot, WindowKind
+from scheduling.engine.placement import Reduction, View, place, reduced_view, whole_view, workers_that_fit
+from scheduling.engine.snapshot import GPU, Attempt, AttemptState, Job, Placement, Request, Slot, WindowKind
 from scheduling.engine.work import Promise, Work, amount_of, avoid_bits, may_borrow, placement_amount
 
 #: An attempt past its walltime is reckoned to end this many seconds from now.
@@ -56,24 +56,44 @@ def conflicts(work: Work, job: Job, pool: int, begins: float, ends: float) -> li
     return found
 
 
-def without(work: Work, pool: int, promises: Iterable[Promise], *, base: View | None = None) -> View:
-    """What is left of a pool when promises are kept."""
-    state = work.pools[pool]
+def taken_off(promises: Iterable[Promise]) -> tuple[dict[int, int], int]:
+    """Devices by node position, and whole nodes, that promises take."""
     removed: dict[int, int] = {}
     closed = 0
     for promise in promises:
         closed |= promise.nodes
         for position, devices in promise.devices:
             removed[position] = removed.get(position, 0) | devices
+    return removed, closed
+
+
+def without(work: Work, pool: int, promises: Iterable[Promise], *, base: View | None = None) -> View:
+    """What is left of a pool when promises are kept."""
+    state = work.pools[pool]
+    removed, closed = taken_off(promises)
     if not removed and not closed:
         return base or whole_view(state)
     return reduced_view(state, removed, closed, base=base)
 
 
+def now_without(work: Work, pool: int, promises: list[Promise]) -> View:
+    """As ``without`` for what is free now: the view for the same promises is kept and brought up to date."""
+    state = work.pools[pool]
+    if not promises:
+        return whole_view(state)
+    key = (pool, *map(id, promises))
+    kept = work.reductions.get(key)
+    if kept is None:
+        kept = work.reductions[key] = Reduction(state, *taken_off(promises))
+    return kept.view()
+
+
 def strict_view(work: Work, job: Job, pool: int) -> View:
     """What ``job`` may use now without getting in the way of any promise."""
+    if not work.promises[pool]:
+        return whole_view(work.pools[pool])
     ends = work.now + work.walltime(job, pool)
-    return without(work, pool, conflicts(work, job, pool, work.now, ends))
+    return now_without(work, pool, conflicts(work, job, pool, work.now, ends))
 
 
 def filler_view(work: Work, job: Job, pool: int) -> View:
@@ -85,7 +105,7 @@ def filler_view(work: Work, job: Job, pool: int) -> View:
         for promise in conflicts(work, job, pool, work.now, ends)
         if (promise.begins <= work.now + grace and promise.window is not None) or promise.begins <= work.now
     ]
-    return without(work, pool, kept)
+    return now_without(work, pool, kept)
 
 
 def filler_until(work: Work, job: Job, pool: int, placement: Placement) -> float | None:
@@ -119,50 +139,67 @@ def yields_to(attempt: Attempt, job: Job) -> bool:
     return attempt.filler and attempt.job.id != job.id and job.submitted <= attempt.started
 
 
-def releases(work: Work, pool: int, job: Job) -> list[tuple[float, int, Attempt]]:
+End = tuple[float, int, Attempt]
+
+
+def releases(work: Work, pool: int, job: Job) -> list[End]:
     """(expected end, id, attempt) of what runs in a pool, soonest first; fillers leave for ``job`` if they must."""
-    rows, fillers = _running_ends(work, pool)
-    leaving = [row for row in fillers if yields_to(row[2], job) and row[1] not in work.evicted]
-    if not leaving:
-        return rows
-    gone = {row[1] for row in leaving}
-    early = [(work.now + row[2].job.request.grace, row[1], row[2]) for row in leaving]
-    return sorted([*early, *(row for row in rows if row[1] not in gone)], key=_by_end)
+    known = work.ends_of.get(pool)
+    if known is None:
+        known = work.ends_of[pool] = Ends(work, pool)
+    return known.rows(work, job)
 
 
-def _by_end(row: tuple[float, int, Attempt]) -> tuple[float, int]:
+class Ends:
+    """Expected ends of one pool's attempts, sorted once a cycle; what the cycle adds or evicts is merged in."""
+
+    def __init__(self, work: Work, pool: int) -> None:
+        state = work.pools[pool]
+        self._pool = pool
+        self._running: list[End] = [
+            (expected_end(work, attempt), number, attempt)
+            for number, attempt in work.state.by_pool[pool].items()
+            if state.usable == state.every or any(state.usable >> state.index[s.node] & 1 for s in attempt.placement)
+        ]
+        self._running.sort(key=_by_end)
+        self._fillers = [row[2] for row in self._running if row[2].filler]
+        self._started: list[End] = []
+        self._seen = 0
+
+    def rows(self, work: Work, job: Job) -> list[End]:
+        for start in work.starts[self._seen :]:
+            if start.pool == self._pool:
+                started = work.state.jobs[start.job]
+                run = Attempt(-start.job, started, self._pool, start.placement, work.now, workers=start.workers)
+                self._started.append((work.now + work.walltime(started, self._pool), run.id, run))
+        self._seen = len(work.starts)
+        leaving = {a.id: a for a in self._fillers if yields_to(a, job) and a.id not in work.evicted}
+        running = work.state.by_pool[self._pool]
+        evicted = {number: running[number] for number in work.evicted if number in running}
+        early = [(work.now + a.job.request.grace, a.id, a) for a in leaving.values()]
+        early += [(expected_end(work, a), a.id, a) for a in evicted.values()]
+        if not early and not self._started:
+            return self._running
+        kept = self._running
+        if early:
+            kept = [row for row in kept if row[1] not in leaving and row[1] not in evicted]
+        return sorted([*kept, *self._started, *early], key=_by_end)
+
+
+def _by_end(row: End) -> tuple[float, int]:
     return row[:2]
-
-
-def _running_ends(work: Work, pool: int) -> tuple[list[tuple[float, int, Attempt]], list[tuple[float, int, Attempt]]]:
-    """All attempts of a pool by expected end, and the fillers among them; worked out once until something changes."""
-    cached = work.ends_of.get(pool)
-    if cached is not None and cached[0] == work.version[pool]:
-        return cached[1], cached[2]
-    state = work.pools[pool]
-    rows = [
-        (expected_end(work, attempt), number, attempt)
-        for number, attempt in work.state.by_pool[pool].items()
-        if state.usable == state.every or any(state.usable >> state.index[s.node] & 1 for s in attempt.placement)
-    ]
-    for start in work.starts:
-        if start.pool == pool:
-            started = work.state.jobs[start.job]
-            run = Attempt(-start.job, started, pool, start.placement, work.now, workers=start.workers)
-            rows.append((work.now + work.walltime(started, pool), run.id, run))
-    rows.sort(key=_by_end)
-    fillers = [row for row in rows if row[2].filler]
-    work.ends_of[pool] = (work.version[pool], rows, fillers)
-    return rows, fillers
 
 
 class Future:
     """A pool's free devices as attempts end one after another."""
 
-    def __init__(self, work: Work, pool: int) -> None:
+    def __init__(self, work: Work, pool: int, request: Request) -> None:
         self._state = work.pools[pool]
         self.added: dict[int, int] = {}
         self.buckets = self._state.buckets.copy()
+        self._gpus, self._workers = request.gpus, request.workers
+        #: Workers that find free devices, promises aside.
+        self._fit = workers_that_fit(whole_view(self._state), request.gpus, self._state.usable) if request.gpus else 0
         self._shares: dict[tuple[int, int], int] = {}
 
     def give_back(self, attempt: Attempt) -> None:
@@ -180,23 +217,16 @@ class Future:
             before = state.free[position] | self.added.get(position, 0)
             after = before | devices
             self.added[position] = self.added.get(position, 0) | devices
-            if state.usable & bit:
-                self.buckets[before.bit_count()] &= ~bit
-                self.buckets[after.bit_count()] |= bit
+            if state.usable & bit and after != before:
+                old, new = before.bit_count(), after.bit_count()
+                self.buckets[old] &= ~bit
+                self.buckets[new] |= bit
+                if self._gpus:
+                    self._fit += new // self._gpus - old // self._gpus
 
-    def could_fit(self, job: Job) -> bool:
+    def could_fit(self) -> bool:
         """A cheap test that never says no wrongly."""
-        request = job.request
-        if not request.gpus:
-            return True
-        fit = 0
-        for free in range(request.gpus, len(self.buckets)):
-            nodes = self.buckets[free]
-            if nodes:
-                fit += free // request.gpus * nodes.bit_count()
-                if fit >= request.workers:
-                    return True
-        return False
+        return self._gpus == 0 or self._fit >= self._workers
 
     def view(self) -> View:
         return View(self._state, self.buckets, self._state.usable, {}, self.added)
@@ -216,42 +246,55 @@ def earliest(work: Work, job: Job, pool: int) -> tuple[float, Placement] | None:
     rows = releases(work, pool, job)
     length = work.walltime(job, pool)
     later = sorted({p.ends for p in work.promises[pool] if p.ends > work.now})
-    future = Future(work, pool)
+    future = Future(work, pool, job.request)
+    guarantee = _GuaranteeByThen(work, job, pool)
     done = tried = 0
-    for instant in sorted({work.now, *(row[0] for row in rows), *later}):
-        first = done
+    instant = work.now
+    while True:
         while done < len(rows) and rows[done][0] <= instant:
             future.give_back(rows[done][2])
+            guarantee.give_back(rows[done][2])
             done += 1
-        if (first == done and instant not in later and instant != work.now) or not future.could_fit(job):
-            continue
-        if not _admitted_by_then(work, job, pool, [row[2] for row in rows[:done]]):
-            continue
-        found = _fits_at(work, job, pool, future, instant, instant + length)
-        if found is not None:
-            return instant, found
-        tried += 1
-        if tried >= SEARCH_STEPS:
+        if future.could_fit() and guarantee.allows():
+            found = _fits_at(work, job, pool, future, instant, instant + length)
+            if found is not None:
+                return instant, found
+            tried += 1
+            if tried >= SEARCH_STEPS:
+                return None
+        while later and later[0] <= instant:
+            del later[0]
+        upcoming = [rows[done][0]] if done < len(rows) else []
+        if later:
+            upcoming.append(later[0])
+        if not upcoming:
             return None
-    return None
+        instant = min(upcoming)
 
 
-def _admitted_by_then(work: Work, job: Job, pool: int, ended: list[Attempt]) -> bool:
+class _GuaranteeByThen:
     """Whether the guarantee allows a fragile job once some attempts have ended (4.3)."""
-    if may_borrow(work, job):
-        return True
-    leaf = work.state.leaf(job)
-    path = work.state.teams.path[leaf]
-    fragile = {team: work.held[pool].fragile[team] for team in path}
-    for attempt in ended:
-        if not attempt.job.request.interruptible:
-            amount = placement_amount(attempt.placement)
-            for team in work.state.teams.path[work.state.leaf(attempt.job)]:
-                if team in fragile:
-                    fragile[team] -= amount
-    amount = amount_of(work.pools[pool], job.request)
-    guaranteed = work.state.teams.guaranteed[pool]
-    return all(fragile[team] + amount <= guaranteed[team] for team in path)
+
+    def __init__(self, work: Work, job: Job, pool: int) -> None:
+        self._state = work.state
+        self._free = may_borrow(work, job)
+        self._amount = 0 if self._free else amount_of(work.pools[pool], job.request)
+        path = work.state.teams.path[work.state.leaf(job)]
+        self._guaranteed = {team: work.state.teams.guaranteed[pool][team] for team in path}
+        self._fragile = {team: work.held[pool].fragile[team] for team in path}
+
+    def give_back(self, attempt: Attempt) -> None:
+        if self._free or attempt.job.request.interruptible:
+            return
+        amount = placement_amount(attempt.placement)
+        for team in self._state.teams.path[self._state.leaf(attempt.job)]:
+            if team in self._fragile:
+                self._fragile[team] -= amount
+
+    def allows(self) -> bool:
+        return self._free or all(
+            self._fragile[team] + self._amount <= guaranteed for team, guaranteed in self._guaranteed.items()
+        )
 
 
 def _fits_at(work: Work, job: Job, pool: int, future: Future, begins: float, ends: float) -> Placement | None:
@@ -277,13 +320,14 @@ def promise_for(work: Work, job: Job, pool: int, placement: Placement, at: float
     return Promise(at, at + work.walltime(job, pool), tuple(sorted(devices.items())), job=job.id)
 
 
-def occupants(work: Work, pool: int, placement: Placement) -> list[Attempt]:
-    """Running attempts on the devices of a placement, by id."""
+def fillers_on(work: Work, pool: int, placement: Placement) -> list[Attempt]:
+    """Fillers that run on the devices of a placement, by id."""
+    fillers = work.fillers(pool)
+    if not fillers:
+        return []
     wanted: dict[int, int] = {}
     for slot in placement:
         wanted[slot.node] = wanted.get(slot.node, 0) | slot.devices
     return [
-        attempt
-        for _, attempt in sorted(work.state.by_pool[pool].items())
-        if any(wanted.get(slot.node, 0) & slot.devices for slot in attempt.placement)
+        attempt for attempt in fillers if any(wanted.get(slot.node, 0) & slot.devices for slot in attempt.placement)
     ]

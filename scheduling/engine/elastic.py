@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from scheduling.engine.backfill import strict_view
 from scheduling.engine.decisions import EvictionReason, NewHold
-from scheduling.engine.placement import View, place
+from scheduling.engine.placement import View, place, reduced_view
 from scheduling.engine.pool import PoolState, positions
 from scheduling.engine.reclaim import Victim, Victims, lost_work, restart_with
 from scheduling.engine.snapshot import GPU, HOUR, Attempt, AttemptState, Job, Placement, Slot
@@ -150,8 +150,8 @@ def _clear(
             break
         if not _movable(work, victim, position):
             continue
-        target = strict_view(work, victim.attempt.job, pool)
-        target = View(trial, trial.buckets, target.allowed & trial.usable, target.removed)
+        now = strict_view(work, victim.attempt.job, pool)
+        target = reduced_view(trial, now.removed, trial.usable & ~now.allowed)
         placement = place(
             target, victim.attempt.job.request, victim.attempt.workers, work.gradient(pool), within=others
         )

@@ -14,6 +14,7 @@ from scheduling.engine.decisions import CODE_ORDER, Blocked, Blocker, Code, NewH
 from scheduling.engine.placement import View, place, scopes, whole_view, workers_that_fit
 from scheduling.engine.pool import PoolState
 from scheduling.engine.snapshot import GPU, Job, Request
+from scheduling.engine.state import WaitClass
 from scheduling.engine.work import (
     Promise,
     Work,
@@ -46,12 +47,17 @@ class Explainer:
         self.held: dict[int, NewHold] = {}
         #: (leaf, request number, priority, walltime that matters, pool) -> blockers met there at its turn.
         self._seen: dict[tuple[int, int, int, float, int], tuple[Blocker, ...]] = {}
-        self._hardware: dict[tuple[Request, int, float, int], tuple[int, _Hardware]] = {}
-        self._fits_before: dict[tuple[Request, int], bool] = {}
+        self._hardware: dict[tuple[int, int, float, int], tuple[int, _Hardware]] = {}
+        self._fits_before: dict[tuple[int, int], bool] = {}
+        self._free_before: dict[int, int] = {}
+        #: Every ``_Hardware`` of the cycle: blockers are told apart by identity.
+        self._kept: list[_Hardware] = []
+        self._with_remedy: dict[tuple[int, Remedy | None], Blocker] = {}
         self._shared: dict[tuple[int, int, int, float], tuple[Blocker, ...]] = {}
-        self._impossible: dict[Request, str | None] = {}
-        self._impossible_in: dict[tuple[Request, int], bool] = {}
-        self._other_pools: dict[Request, int | None] = {}
+        #: By request number (``State.class_key``), as all tables of requests here.
+        self._impossible: dict[int, str | None] = {}
+        self._impossible_in: dict[tuple[int, int], bool] = {}
+        self._other_pools: dict[int, int | None] = {}
 
     def note(self, job: Job, leaf: int, pool: int) -> None:
         """A job is blocked in a pool, now that it is its turn."""
@@ -74,26 +80,39 @@ class Explainer:
         return (leaf, self.work.state.class_key(job)[1], int(job.priority), walltime)
 
     def _run(self) -> Iterator[Blocked]:
+        state = self.work.state
         position = 0
-        seen: set[int] = set()
         for leaf in self._leaves_in_order():
-            classes = self.work.state.queues.get(leaf)
-            if classes:
-                rows = sorted(
-                    ((-group.priority, row[0], row[1], row[2]) for group in classes.values() for row in group.jobs),
-                    key=lambda row: row[:3],
-                )
-                for _, _, number, job in rows:
-                    if number not in self.started:
-                        position += 1
-                        seen.add(number)
-                        yield Blocked(number, position, self._blockers(job, leaf))
-        for number in sorted(self.work.state.jobs):
-            if number not in seen and number not in self.started:
-                job = self.work.state.jobs[number]
-                if number in self.work.state.parked or number in self.work.state.holds:
-                    position += 1
-                    yield Blocked(number, position, self._blockers(job, self.work.state.leaf(job)))
+            rows: list[tuple[int, float, int, tuple[Blocker, ...]]] = []
+            for group in state.queues.get(leaf, {}).values():
+                rows += self._group(group, leaf)
+            rows.sort()
+            for _, _, number, blockers in rows:
+                position += 1
+                yield Blocked(number, position, blockers)
+        for number in sorted({*state.parked, *state.holds}):
+            job = state.jobs.get(number)
+            if job is not None and number not in self.started:
+                position += 1
+                yield Blocked(number, position, self._blockers(job, state.leaf(job)))
+
+    def _group(self, group: WaitClass, leaf: int) -> Iterator[tuple[int, float, int, tuple[Blocker, ...]]]:
+        """(order of 4.2, id, blockers) of the jobs of one class; without an own reason they share one tuple."""
+        started, held, priority = self.started, self.held, -group.priority
+        impossible = self._never(group.jobs[0][2]) is not None
+        interruptible = group.request.interruptible
+        shared: dict[float | None, tuple[Blocker, ...]] = {}
+        for submitted, number, job in group.jobs:
+            if number in started:
+                continue
+            if impossible or number in held:
+                yield (priority, submitted, number, self._blockers(job, leaf))
+                continue
+            walltime = None if interruptible else job.walltime
+            blockers = shared.get(walltime)
+            if blockers is None:
+                blockers = shared[walltime] = self._blockers(job, leaf)
+            yield (priority, submitted, number, blockers)
 
     def _leaves_in_order(self) -> list[int]:
         """Leaves in the order of 4.2 as the cycle leaves them."""
@@ -123,7 +142,7 @@ class Explainer:
     # -- one job -----------------------------------------------------------------------------------------------
 
     def _blockers(self, job: Job, leaf: int) -> tuple[Blocker, ...]:
-        impossible = job.unsatisfiable or self._never(job.request)
+        impossible = job.unsatisfiable or self._never(job)
         own = self._own(job, impossible)
         if impossible is not None:
             return own
@@ -155,16 +174,17 @@ class Explainer:
             found.append(Blocker(Code.BUDGET_EXHAUSTED, detail=job.budget_exhausted))
         return tuple(found)
 
-    def _never(self, request: Request) -> str | None:
+    def _never(self, job: Job) -> str | None:
         """In words why no hardware of the installation could ever run it (4.12), else ``None``."""
-        if request not in self._impossible:
-            self._impossible[request] = never(self.work.pools, request)
-        return self._impossible[request]
+        number = self.work.state.class_key(job)[1]
+        if number not in self._impossible:
+            self._impossible[number] = never(self.work.pools, job.request)
+        return self._impossible[number]
 
-    def _never_here(self, request: Request, pool: PoolState) -> bool:
-        key = (request, pool.pool.id)
+    def _never_here(self, job: Job, pool: PoolState) -> bool:
+        key = (self.work.state.class_key(job)[1], pool.pool.id)
         if key not in self._impossible_in:
-            self._impossible_in[key] = never({pool.pool.id: pool}, request) is not None
+            self._impossible_in[key] = never({pool.pool.id: pool}, job.request) is not None
         return self._impossible_in[key]
 
     # -- one class ---------------------------------------------------------------------------------------------
@@ -173,7 +193,7 @@ class Explainer:
         found: list[tuple[int, int, Blocker]] = []
         for rank, number in enumerate(job.request.pools):
             pool = self.work.pools.get(number)
-            if pool is None or self._never_here(job.request, pool):
+            if pool is None or self._never_here(job, pool):
                 continue
             met = self._seen.get((*self._class_key(job, leaf), number))
             for blocker in self._in_pool(job, leaf, pool) if met is None else met:
@@ -192,11 +212,25 @@ class Explainer:
                 Code.CLUSTER_UNAVAILABLE, pool=number, detail=cluster.name, remedy=self._other_pool(job, leaf)
             )
             return
-        if not hardware.fits and work.started_in[number] - {leaf} and self._fitted_before(job, number):
-            free = whole_view(work.state.pools[number]).free_devices() * GPU
-            yield Blocker(Code.FAIR_SHARE, pool=number, asked=amount, free=free)
+        started = work.started_in[number]
+        if not hardware.fits and len(started) > (leaf in started) and self._fitted_before(job, number):
+            yield Blocker(Code.FAIR_SHARE, pool=number, asked=amount, free=self._free_when_it_began(number))
         for blocker in hardware.blockers:
-            yield replace(blocker, remedy=self._capacity_remedy(job, leaf, pool, blocker, hardware))
+            yield self._remedied(blocker, self._capacity_remedy(job, leaf, pool, blocker, hardware))
+
+    def _free_when_it_began(self, pool: int) -> int:
+        free = self._free_before.get(pool)
+        if free is None:
+            free = self._free_before[pool] = whole_view(self.work.state.pools[pool]).free_devices() * GPU
+        return free
+
+    def _remedied(self, blocker: Blocker, remedy: Remedy | None) -> Blocker:
+        """One object for all jobs that meet the same; ``blocker`` belongs to a ``_Hardware`` that is kept."""
+        key = (id(blocker), remedy)
+        known = self._with_remedy.get(key)
+        if known is None:
+            known = self._with_remedy[key] = replace(blocker, remedy=remedy)
+        return known
 
     def _claims(self, job: Job, leaf: int, pool: PoolState, amount: int, hardware: _Hardware) -> Iterator[Blocker]:
         work, number = self.work, pool.pool.id
@@ -240,12 +274,13 @@ class Explainer:
         # A window reserved for a team makes the same request fare differently in different teams.
         leaf = self.work.state.leaf(job) if any(p.team is not None for p in self.work.promises[number]) else -1
         walltime = self.work.walltime(job, number) if matters else 0.0
-        key = (job.request, number, walltime, leaf)
+        key = (self.work.state.class_key(job)[1], number, walltime, leaf)
         version = self.work.version[number]
         known = self._hardware.get(key)
         # What did not fit earlier in the cycle does not fit later: capacity only shrinks.
         if known is None or (known[1].fits and known[0] != version):
             known = self._hardware[key] = (version, self._look(job, pool))
+            self._kept.append(known[1])
         return known[1]
 
     def _look(self, job: Job, pool: PoolState) -> _Hardware:
@@ -321,7 +356,7 @@ class Explainer:
 
     def _fitted_before(self, job: Job, pool: int) -> bool:
         """Whether it would have had a placement when the cycle began."""
-        key = (job.request, pool)
+        key = (self.work.state.class_key(job)[1], pool)
         known = self._fits_before.get(key)
         if known is None:
             view = whole_view(self.work.state.pools[pool])
@@ -378,9 +413,12 @@ class Explainer:
 
     def _other_pool(self, job: Job, leaf: int) -> Remedy | None:
         """A pool it does not accept so far in which it could start now."""
-        if job.request not in self._other_pools:
-            self._other_pools[job.request] = self._find_other_pool(job)
-        number = self._other_pools[job.request]
+        if len(self.work.pools) == 1:
+            return None
+        key = self.work.state.class_key(job)[1]
+        if key not in self._other_pools:
+            self._other_pools[key] = self._find_other_pool(job)
+        number = self._other_pools[key]
         if number is None or not self._allowed(job, leaf, self.work.pools[number], job.request.workers):
             return None
         return Remedy("other-pool", pool=number)

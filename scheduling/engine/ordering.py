@@ -16,8 +16,6 @@ from scheduling.engine.snapshot import Job
 from scheduling.engine.state import WaitClass
 from scheduling.engine.work import Work, ratio
 
-Key = tuple[bool, float, float, float, str]
-
 
 @dataclass(slots=True)
 class Candidate:
@@ -27,6 +25,12 @@ class Candidate:
     job: Job
     wait_class: WaitClass
     pool: int
+    #: Millionths of a GPU it asks for there.
+    amount: int
+
+
+#: The five criteria of 4.2; the team, so that no two entries are equal; the candidate below it.
+Entry = tuple[bool, float, float, float, str, int, Candidate]
 
 
 class LeafQueue:
@@ -76,9 +80,8 @@ class Turns:
         self._admits = admits
         teams = work.state.teams
         self.queues = {leaf: LeafQueue(leaf, classes) for leaf, classes in work.state.queues.items()}
-        #: Best (key, candidate) below each team.
-        self._best: dict[int, tuple[Key, Candidate]] = {}
-        self._children: dict[int | None, dict[int, tuple[Key, Candidate]]] = {}
+        #: By parent: the best entry below each of its teams.
+        self._children: dict[int | None, dict[int, Entry]] = {}
         for leaf in self.queues:
             for team in teams.path[leaf]:
                 self._children.setdefault(teams.parent[team], {})
@@ -87,9 +90,7 @@ class Turns:
 
     def next(self) -> Candidate | None:
         top = self._children.get(None)
-        if not top:
-            return None
-        return min(top.values(), key=_by_key)[1]
+        return min(top.values())[-1] if top else None
 
     def refresh(self, leaf: int) -> None:
         """Something on the path of ``leaf`` changed: its next job, or what the path holds."""
@@ -99,11 +100,11 @@ class Turns:
             siblings = self._children[teams.parent[team]]
             if team != leaf:
                 below = self._children.get(team)
-                candidate = min(below.values(), key=_by_key)[1] if below else None
+                candidate = min(below.values())[-1] if below else None
             if candidate is None:
                 siblings.pop(team, None)
             else:
-                siblings[team] = (self._key(team, candidate), candidate)
+                siblings[team] = self._entry(team, candidate)
 
     def _candidate(self, leaf: int) -> Candidate | None:
         queue = self.queues[leaf]
@@ -113,22 +114,20 @@ class Turns:
             while queue.pool_at < len(pools) and not self._admits(wait_class, pools[queue.pool_at]):
                 queue.pool_at += 1
             if queue.pool_at < len(pools):
-                return Candidate(leaf, job, wait_class, pools[queue.pool_at])
+                pool = pools[queue.pool_at]
+                return Candidate(leaf, job, wait_class, pool, self._work.pools[pool].amount(job.request) or 0)
             queue.drop_class()
         return None
 
-    def _key(self, team: int, candidate: Candidate) -> Key:
-        work, pool, job = self._work, candidate.pool, candidate.job
-        amount = work.pools[pool].amount(job.request) or 0
+    def _entry(self, team: int, candidate: Candidate) -> Entry:
+        work, pool = self._work, candidate.pool
         allocated = work.held[pool].allocated[team]
         return (
-            allocated + amount > work.state.teams.guaranteed[pool][team],
+            allocated + candidate.amount > work.state.teams.guaranteed[pool][team],
             ratio(allocated, work.share(pool, team)),
             work.usage(pool, team),
-            job.submitted,
+            candidate.job.submitted,
             work.state.teams.names[team],
+            team,
+            candidate,
         )
-
-
-def _by_key(entry: tuple[Key, Candidate]) -> Key:
-    return entry[0]

@@ -12,8 +12,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from scheduling.engine.pool import PoolState, lowest, lowest_bits
+import numpy as np
+import numpy.typing as npt
+
+from scheduling.engine.pool import PoolState, lowest, lowest_bits, positions
 from scheduling.engine.snapshot import GPU, Placement, Request, Slot
+
+#: Changed nodes from which on a view counts its domains anew.
+RECOUNT = 1000
 
 #: Name of the level below all levels of a cluster.
 NODE_LEVEL = "node"
@@ -65,6 +71,29 @@ class View:
         allowed = self.allowed
         return sum(k * (nodes & allowed).bit_count() for k, nodes in enumerate(self.buckets) if k and nodes)
 
+    def domain_counts(self, level: int, allowed: int) -> npt.NDArray[np.int32] | None:
+        """Nodes of ``allowed`` by domain and number of free devices; ``None`` when counting them anew costs less."""
+        moved = [
+            (free, here & allowed, there)
+            for free, (here, there) in enumerate(zip(self.buckets, self.pool.buckets, strict=True))
+        ]
+        changes = sum((here ^ there).bit_count() for _, here, there in moved)
+        if changes > RECOUNT:
+            return None
+        counts = self.pool.domain_counts(level)
+        if not changes:
+            return counts
+        counts = counts.copy()
+        of = self.pool.domain_of[level]
+        for free, here, there in moved:
+            for position in positions(here & ~there):
+                if of[position] >= 0:
+                    counts[of[position], free] += 1
+            for position in positions(there & ~here):
+                if of[position] >= 0:
+                    counts[of[position], free] -= 1
+        return counts
+
     def largest_block(self) -> int:
         """Most whole free devices on one node."""
         for k in range(len(self.buckets) - 1, 0, -1):
@@ -97,6 +126,38 @@ def reduced_view(pool: PoolState, removed: Mapping[int, int], closed: int, *, ba
     return view
 
 
+class Reduction:
+    """The view of a pool less fixed devices and nodes, kept up to date while the pool changes."""
+
+    __slots__ = ("_closed", "_moved", "_pool", "_removed", "_seen", "_touched", "_view")
+
+    def __init__(self, pool: PoolState, removed: dict[int, int], closed: int) -> None:
+        self._pool, self._removed, self._closed = pool, removed, closed
+        self._touched = sum(1 << position for position in removed)
+        #: By number of devices left: those of the touched nodes that have so many.
+        self._moved = [0] * len(pool.buckets)
+        for position, devices in removed.items():
+            self._moved[(pool.free[position] & ~devices).bit_count()] |= 1 << position
+        self._seen = len(pool.changed)
+        self._view: View | None = None
+
+    def view(self) -> View:
+        pool = self._pool
+        if self._view is not None and self._seen == len(pool.changed):
+            return self._view
+        for position in pool.changed[self._seen :]:
+            devices = self._removed.get(position)
+            if devices is not None:
+                bit = 1 << position
+                self._moved = [nodes & ~bit for nodes in self._moved]
+                self._moved[(pool.free[position] & ~devices).bit_count()] |= bit
+        self._seen = len(pool.changed)
+        keep, usable = ~self._touched, pool.usable
+        buckets = [here & keep | moved & usable for here, moved in zip(pool.buckets, self._moved, strict=True)]
+        self._view = View(pool, buckets, usable & ~self._closed, self._removed)
+        return self._view
+
+
 def workers_that_fit(view: View, gpus: int, nodes: int) -> int:
     """Workers of ``gpus`` devices that fit on a set of nodes."""
     fit = 0
@@ -107,17 +168,22 @@ def workers_that_fit(view: View, gpus: int, nodes: int) -> int:
     return fit
 
 
-def scopes(pool: PoolState, request: Request) -> Iterator[Iterable[int]]:
-    """Sets of nodes to try, narrowest level first: each step the domains of one level, at last the whole pool."""
+def levels_to_try(pool: PoolState, request: Request) -> Iterator[int | None]:
+    """Levels by number, narrowest first, at last the whole pool (``None``)."""
     top = 0
     if request.required and request.level is not None:
         if request.level not in pool.levels:  # "node": handled by the one-node case alone
             return
         top = pool.levels.index(request.level)
-    for level in range(len(pool.levels) - 1, top - 1, -1):
-        yield pool.domains[level].values()
+    yield from range(len(pool.levels) - 1, top - 1, -1)
     if not request.required or request.level is None:
-        yield ((1 << len(pool.nodes)) - 1,)
+        yield None
+
+
+def scopes(pool: PoolState, request: Request) -> Iterator[Iterable[int]]:
+    """Sets of nodes to try, narrowest level first: each step the domains of one level, at last the whole pool."""
+    for level in levels_to_try(pool, request):
+        yield (pool.every,) if level is None else pool.domains[level].values()
 
 
 def place(
@@ -141,18 +207,31 @@ def _place(view: View, request: Request, workers: int, gradient: Gradient, allow
         return _slots(view, request.gpus, [(one, workers)])
     if workers == 1:
         return None
-    for domains in scopes(view.pool, request):
-        best: tuple[int, int, int] | None = None
-        for domain in domains:
-            nodes = domain & allowed
-            if nodes and workers_that_fit(view, request.gpus, nodes) >= workers:
-                free = sum(k * (view.buckets[k] & nodes).bit_count() for k in range(1, len(view.buckets)))
-                key = (free, lowest(nodes), nodes)
-                if best is None or key < best:
-                    best = key
-        if best is not None:
-            return _slots(view, request.gpus, _fewest_nodes(view, request.gpus, workers, gradient, best[2]))
+    for level in levels_to_try(view.pool, request):
+        nodes = _smallest_domain(view, request.gpus, workers, level, allowed)
+        if nodes is not None:
+            return _slots(view, request.gpus, _fewest_nodes(view, request.gpus, workers, gradient, nodes))
     return None
+
+
+def _smallest_domain(view: View, gpus: int, workers: int, level: int | None, allowed: int) -> int | None:
+    """The usable nodes of the domain that fits with the fewest free devices; ties: the smallest id."""
+    if level is None:
+        return allowed if allowed and workers_that_fit(view, gpus, allowed) >= workers else None
+    domains = tuple(view.pool.domains[level].values())
+    counts = view.domain_counts(level, allowed)
+    if counts is None:
+        of_buckets = [nodes & allowed for nodes in view.buckets]
+        counts = np.array([[(nodes & domain).bit_count() for nodes in of_buckets] for domain in domains], np.int32)
+    if not len(counts):
+        return None
+    devices = np.arange(counts.shape[1], dtype=np.int32)
+    fits = np.flatnonzero(counts @ (devices // gpus) >= workers)
+    if not len(fits):
+        return None
+    free = counts[fits] @ devices
+    smallest = fits[free == free.min()]
+    return min([domains[int(number)] & allowed for number in smallest], key=lowest)
 
 
 def _best_node(view: View, devices: int, gradient: Gradient, nodes: int) -> int | None:

@@ -10,7 +10,7 @@ from scheduling.engine.backfill import (
     earliest,
     filler_until,
     filler_view,
-    occupants,
+    fillers_on,
     promise_for,
     strict_view,
     window_promises,
@@ -102,6 +102,11 @@ class _Cycle:
         self.hopeless: dict[tuple[int, int], float] = {}
         #: (class, pool) that lacks capacity only: its jobs may still get a reservation.
         self.lacks_capacity: set[tuple[int, int]] = set()
+        #: (request, workers, pool) -> shortest walltime that had no placement: capacity only shrinks in a cycle.
+        self.no_place: dict[tuple[int, int, int], float] = {}
+        self.no_filler: dict[tuple[int, int, int], float] = {}
+        #: (request, pool) that has no placement even where promises are broken.
+        self.full: set[tuple[int, int]] = set()
         self.no_eviction: set[tuple[int, int]] = set()
         self.fruitless = self.found = 0
         self.victims_of: dict[int, Victims] = {}
@@ -213,7 +218,7 @@ class _Cycle:
         if known is None:
             state = self.work.pools[pool]
             free = any(nodes & state.usable for nodes in state.buckets[1:]) or bool(state.partial)
-            known = free or any(a.filler for a in self.work.state.by_pool[pool].values())
+            known = free or bool(self.work.fillers(pool))
             self.matters[pool] = known
         return known
 
@@ -263,20 +268,35 @@ class _Cycle:
     def _start_with(self, candidate: Candidate, workers: int, amount: int) -> bool:
         work, job, number = self.work, candidate.job, candidate.pool
         pool = work.pools[number]
-        avoid = avoid_bits(pool, job)
+        avoid = avoid_bits(pool, job) if job.avoid else 0
         gradient = work.gradient(number)
-        placement = place(strict_view(work, job, number), job.request, workers, gradient, avoid=avoid)
-        if placement is not None:
-            self._record(candidate, placement, workers, amount, None)
-            return True
+        walltime = work.walltime(job, number)
+        key = (candidate.wait_class.key[1], workers, number)
+        too_long = self.no_place.get(key)
+        if too_long is None or walltime < too_long:
+            placement = place(strict_view(work, job, number), job.request, workers, gradient, avoid=avoid)
+            if placement is not None:
+                self._record(candidate, placement, workers, amount, None)
+                return True
+            if self._same_for_all_teams(number):
+                self.no_place[key] = walltime
         if not job.request.interruptible or not work.promises[number]:
+            return False
+        too_long = self.no_filler.get(key)
+        if too_long is not None and walltime >= too_long:
             return False
         placement = place(filler_view(work, job, number), job.request, workers, gradient, avoid=avoid)
         if placement is None:
+            if self._same_for_all_teams(number):
+                self.no_filler[key] = walltime
             return False
         until = filler_until(work, job, number, placement)
         self._record(candidate, placement, workers, amount, until)
         return True
+
+    def _same_for_all_teams(self, pool: int) -> bool:
+        """What does not fit for one team fits for none, unless a window lets one team in."""
+        return all(promise.team is None for promise in self.work.promises[pool])
 
     def _record(
         self, candidate: Candidate, placement: Placement, workers: int, amount: int, until: float | None
@@ -363,10 +383,15 @@ class _Cycle:
             self.hopeless[key] = 0.0
             return
         request = job.request
-        anywhere = place(whole_view(work.pools[number]), request, request.min_workers, work.gradient(number))
-        shortest = min(work.walltime(row[2], number) for row in candidate.wait_class.jobs)
+        shape = (candidate.wait_class.key[1], number)
         walltime = work.walltime(job, number)
-        self.hopeless[key] = walltime if anywhere is not None and shortest < walltime else 0.0
+        self.hopeless[key] = 0.0
+        if shape in self.full:
+            return
+        if place(whole_view(work.pools[number]), request, request.min_workers, work.gradient(number)) is None:
+            self.full.add(shape)
+        elif any(work.walltime(row[2], number) < walltime for row in candidate.wait_class.jobs):
+            self.hopeless[key] = walltime
 
     # -- reservations ------------------------------------------------------------------------------------------
 
@@ -393,7 +418,7 @@ class _Cycle:
         work = self.work
         fillers = [
             attempt
-            for attempt in occupants(work, pool, placement)
+            for attempt in fillers_on(work, pool, placement)
             if yields_to(attempt, job) and attempt.id not in work.evicted and attempt.state is not AttemptState.STOPPING
         ]
         leaving = [attempt for attempt in fillers if at - attempt.job.request.grace <= work.now]

@@ -9,6 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from scheduling.engine.snapshot import GPU, Node, NodeState, Placement, Pool, Request
 
 
@@ -47,7 +50,12 @@ class PoolState:
     """Free devices of one pool. Mutated in place; ``copy`` is cheap enough for one cycle."""
 
     __slots__ = (
+        "_counted",
+        "_counts",
+        "_synced",
         "buckets",
+        "changed",
+        "domain_of",
         "domains",
         "down",
         "every",
@@ -91,6 +99,8 @@ class PoolState:
         self.down = 0
         self.shareable = 0
         self.domains: list[dict[str, int]] = [{} for _ in levels]
+        #: Positions whose free devices have changed, in order: what keeps derived views up to date.
+        self.changed: list[int] = []
         for position, node in enumerate(self.nodes):
             bit = 1 << position
             if node.shareable:
@@ -103,12 +113,61 @@ class PoolState:
             if reachable and node.state is NodeState.UP:
                 self.usable |= bit
                 self.buckets[self.free[position].bit_count()] |= bit
+        #: By level and node position: which domain (in the order of ``domains``), -1 = none.
+        self.domain_of = [self._domain_of(level) for level in range(len(levels))]
+        #: Free devices by position as counted in ``_counts``, -1 = not usable then; and how much of ``changed`` is in.
+        self._counted = [-1] * len(self.nodes)
+        self._counts = [np.zeros((len(names), self.largest + 1), dtype=np.int32) for names in self.domains]
+        self._synced = 0
+        self.changed.extend(range(len(self.nodes)))
+
+    def _domain_of(self, level: int) -> list[int]:
+        of = [-1] * len(self.nodes)
+        for number, nodes in enumerate(self.domains[level].values()):
+            for position in positions(nodes):
+                of[position] = number
+        return of
+
+    def domain_counts(self, level: int) -> npt.NDArray[np.int32]:
+        """Usable nodes by domain (in the order of ``domains``) and number of free devices; not to be changed."""
+        self._sync()
+        return self._counts[level]
+
+    def _sync(self) -> None:
+        """Bring the counts of domains up to date: cheaper for many changes together than for each alone."""
+        if self._synced == len(self.changed):
+            return
+        for position in set(self.changed[self._synced :]):
+            before = self._counted[position]
+            now = self.free[position].bit_count() if self.usable >> position & 1 else -1
+            if before == now:
+                continue
+            self._counted[position] = now
+            for of, counts in zip(self.domain_of, self._counts, strict=True):
+                number = of[position]
+                if number >= 0:
+                    if before >= 0:
+                        counts[number, before] -= 1
+                    if now >= 0:
+                        counts[number, now] += 1
+        self._synced = len(self.changed)
+
+    def settle(self) -> None:
+        """Forget which positions have changed: nothing derived from this pool is alive."""
+        self._sync()
+        self.changed.clear()
+        self._synced = 0
 
     def copy(self) -> PoolState:
+        self._sync()
         other = PoolState.__new__(PoolState)
         for name in ("pool", "levels", "reachable", "nodes", "index", "whole", "largest", "usable", "down", "every"):
             setattr(other, name, getattr(self, name))
-        other.shareable, other.domains = self.shareable, self.domains
+        other.shareable, other.domains, other.domain_of = self.shareable, self.domains, self.domain_of
+        other._counts = [counts.copy() for counts in self._counts]
+        other._counted = self._counted.copy()
+        other.changed = []
+        other._synced = 0
         other.occupied = self.occupied.copy()
         other.held = self.held.copy()
         other.free = self.free.copy()
@@ -198,6 +257,7 @@ class PoolState:
         self.down = self.down | bit if node.state is NodeState.DOWN else self.down & ~bit
         self.whole[position] = ((1 << node.gpus) - 1) & ~node.broken
         self.free[position] = self._free_mask(position)
+        self.changed.append(position)
         if self.usable & bit:
             self.buckets[self.free[position].bit_count()] |= bit
 
@@ -226,6 +286,7 @@ class PoolState:
         if mask == before:
             return
         self.free[position] = mask
+        self.changed.append(position)
         bit = 1 << position
         if self.usable & bit:
             old, new = before.bit_count(), mask.bit_count()

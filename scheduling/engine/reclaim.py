@@ -6,9 +6,12 @@ A plan is a set of victims together with the placement it makes possible; either
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from scheduling.engine.backfill import strict_view
 from scheduling.engine.decisions import Evict, EvictionReason, NewHold
@@ -51,6 +54,9 @@ class Victims:
 
     rows: list[Victim] = field(default_factory=list)
     by_node: dict[int, list[Victim]] = field(default_factory=dict)
+    #: Leaf and priority of each row: a search picks its candidates by rule without looking at the rest.
+    leaves: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    priorities: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     #: When the next attempt will have run for ``min_runtime``.
     ripe_at: float | None = None
 
@@ -78,7 +84,20 @@ class Victims:
         for victim in victims.rows:
             for position in {*victim.devices, *(key[0] for key in victim.shares)}:
                 victims.by_node.setdefault(position, []).append(victim)
+        victims.leaves = np.array([victim.leaf for victim in victims.rows], np.int32)
+        victims.priorities = np.array([int(victim.attempt.job.priority) for victim in victims.rows], np.int32)
         return victims
+
+    def allowed_by(self, claim: Claim) -> Iterator[Victim]:
+        """The rows that a rule makes candidates for ``claim``, cheapest first."""
+        open_to = np.zeros(len(claim.work.state.teams.rows), np.bool_)
+        open_to[claim.victim_leaves()] = True
+        mask = open_to[self.leaves]
+        mask |= (self.leaves == claim.leaf) & (self.priorities < int(claim.job.priority))
+        for at in np.flatnonzero(mask):
+            victim = self.rows[at]
+            if claim.rule(victim):
+                yield victim
 
 
 def _in_order(victim: Victim) -> tuple[float, float, int]:
@@ -132,7 +151,8 @@ class Claim:
     def __init__(self, work: Work, job: Job, pool: int, amount: int) -> None:
         self.work, self.job, self.pool, self.amount = work, job, pool, amount
         self.leaf = work.state.leaf(job)
-        self._rules: dict[tuple[int, int], str | None] = {}
+        #: By T and V of 4.6.
+        self._between: dict[tuple[int, int], str | None] = {}
 
     def restores_guarantee(self, upto: int) -> bool:
         """(a): T and every team on the reclaimer's side stays within its guarantee."""
@@ -163,16 +183,29 @@ class Claim:
         """Which rule makes this attempt a candidate: "preemption", "guarantee", "share", or none."""
         if victim.number in self.work.evicted or victim.attempt.job.id == self.job.id:
             return None
-        key = (victim.leaf, int(victim.attempt.job.priority) if victim.leaf == self.leaf else -1)
-        if key not in self._rules:
-            self._rules[key] = self._rule(victim)
-        return self._rules[key]
-
-    def _rule(self, victim: Victim) -> str | None:
         sides = branches(self.work, self.leaf, victim.leaf)
         if sides is None:
             return "preemption" if victim.attempt.job.priority < self.job.priority else None
-        t, v = sides
+        return self._rule_between(*sides)
+
+    def victim_leaves(self) -> list[int]:
+        """Leaves of other teams whose attempts a rule makes candidates."""
+        teams = self.work.state.teams
+        found: list[int] = []
+        for t in teams.path[self.leaf]:
+            parent = teams.parent[t]
+            for v in teams.roots if parent is None else teams.children[parent]:
+                if v != t and self._rule_between(t, v):
+                    found += teams.leaves_below(v)
+        return found
+
+    def _rule_between(self, t: int, v: int) -> str | None:
+        key = (t, v)
+        if key not in self._between:
+            self._between[key] = self._rule_of_sides(t, v)
+        return self._between[key]
+
+    def _rule_of_sides(self, t: int, v: int) -> str | None:
         held = self.work.held[self.pool].allocated
         if held[v] <= self.work.state.teams.guaranteed[self.pool][v]:
             return None
@@ -323,12 +356,11 @@ class _Search:
         """Nodes with candidates, those with the cheapest first; at most ``most`` of them."""
         if self._order is None:
             order: dict[int, None] = {}
-            for victim in self.victims.rows:
-                if self.claim.rule(victim):
-                    order.update(dict.fromkeys(victim.devices))
-                    order.update((key[0], None) for key in victim.shares)
-                    if len(order) >= SPOTS_FOR_ONE_NODE:
-                        break
+            for victim in self.victims.allowed_by(self.claim):
+                order.update(dict.fromkeys(victim.devices))
+                order.update((key[0], None) for key in victim.shares)
+                if len(order) >= SPOTS_FOR_ONE_NODE:
+                    break
             self._order = list(order)
         return [position for position in self._order if nodes >> position & 1][:most]
 

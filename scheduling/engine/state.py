@@ -63,6 +63,7 @@ class Teams:
             (self.roots if parent is None else self.children[parent]).append(position)
         #: From the team itself up to its root.
         self.path: list[tuple[int, ...]] = [self._path(position) for position in range(len(self.rows))]
+        self._leaves: dict[int, list[int]] = {}
         self.names = [team.name for team in self.rows]
         self.guaranteed: dict[int, list[int]] = {}
         self.limit: dict[int, list[int | None]] = {}
@@ -72,6 +73,15 @@ class Teams:
             self.guaranteed[pool] = [quota.guaranteed for quota in quotas]
             self.limit[pool] = [quota.limit for quota in quotas]
             self.weight[pool] = [quota.weight for quota in quotas]
+
+    def leaves_below(self, team: int) -> list[int]:
+        """Leaf positions at or below a team."""
+        found = self._leaves.get(team)
+        if found is None:
+            below = self.children[team]
+            found = [leaf for child in below for leaf in self.leaves_below(child)] if below else [team]
+            self._leaves[team] = found
+        return found
 
     def _path(self, position: int) -> tuple[int, ...]:
         path = [position]
@@ -173,7 +183,7 @@ class State:
             windows=snapshot.windows,
         )
         for attempt in snapshot.running:
-            state.begin(attempt)
+            state._begin(attempt)
         running = {attempt.job.id: attempt.job for attempt in snapshot.running}
         wanted = {hold.job for hold in snapshot.holds}
         waiting = {job.id: job for job in snapshot.waiting if job.id in wanted}
@@ -214,19 +224,40 @@ class State:
     # -- the queue ---------------------------------------------------------------------------------------------
 
     def submit_many(self, jobs: Iterable[Job]) -> None:
-        """As ``submit`` for many: queues are sorted once."""
-        touched: dict[int, WaitClass] = {}
+        """As ``submit`` for many that are not known yet: queues are sorted once, demand counted once per class."""
+        now = self.now
+        groups: dict[tuple[int, int, int], list[tuple[float, int, Job]]] = {}
         for job in jobs:
-            self.jobs[job.id] = job
-            if job.id in self.holds:
+            number = job.id
+            self.jobs[number] = job
+            if number in self.holds:
                 continue
-            if self._startable(job):
-                wait_class = self._enqueue(job, in_order=False)
-                touched[id(wait_class)] = wait_class
-            else:
+            if (
+                job.held
+                or job.unmet
+                or job.not_before > now
+                or job.backoff_until > now
+                or job.budget_exhausted is not None
+                or job.unsatisfiable is not None
+            ):
                 self._park(job)
+                continue
+            key = (job.team, job.priority, id(job.request))
+            group = groups.get(key)
+            if group is None:
+                groups[key] = [(job.submitted, number, job)]
+            else:
+                group.append((job.submitted, number, job))
+        touched: dict[int, WaitClass] = {}
+        for rows in groups.values():
+            first = rows[0][2]
+            leaf = self.leaf(first)
+            wait_class = self._class(first, leaf)
+            wait_class.jobs.extend(rows)
+            touched[id(wait_class)] = wait_class
+            self._count_demand(first, leaf, len(rows))
         for wait_class in touched.values():
-            wait_class.jobs.sort(key=lambda row: (row[0], row[1]))
+            wait_class.jobs.sort()
 
     def submit(self, job: Job) -> None:
         """A job waits (new, or back after an attempt). Replaces an older row of the same id."""
@@ -276,32 +307,30 @@ class State:
         if not (job.held or job.unmet or job.budget_exhausted is not None or job.unsatisfiable is not None):
             heapq.heappush(self.due, (max(job.not_before, job.backoff_until), job.id))
 
-    def _enqueue(self, job: Job, *, in_order: bool = True) -> WaitClass:
+    def _enqueue(self, job: Job) -> None:
         leaf = self.leaf(job)
+        insort(self._class(job, leaf).jobs, (job.submitted, job.id, job))
+        self._count_demand(job, leaf, 1)
+
+    def _class(self, job: Job, leaf: int) -> WaitClass:
         key = self.class_key(job)
         classes = self.queues.setdefault(leaf, {})
         wait_class = classes.get(key)
         if wait_class is None:
             wait_class = classes[key] = WaitClass(key, job.request, job.priority)
-        row = (job.submitted, job.id, job)
-        if in_order:
-            insort(wait_class.jobs, row, key=lambda entry: (entry[0], entry[1]))
-        else:
-            wait_class.jobs.append(row)
-        self._count_demand(job, leaf, 1)
         return wait_class
 
-    def _count_demand(self, job: Job, leaf: int, sign: int) -> None:
+    def _count_demand(self, job: Job, leaf: int, count: int) -> None:
         request = job.request
         for pool in request.pools:
             state = self.pools.get(pool)
             amount = None if state is None else state.amount(request)
             if amount is None:
                 continue
-            self.demand[pool][leaf] += sign * amount
+            self.demand[pool][leaf] += count * amount
             sizes = self.sizes[pool]
             size = request.gpus or 1
-            sizes[size] = sizes.get(size, 0) + sign * request.workers
+            sizes[size] = sizes.get(size, 0) + count * request.workers
 
     def leaf(self, job: Job) -> int:
         try:
@@ -324,6 +353,9 @@ class State:
     def begin(self, attempt: Attempt) -> None:
         """An attempt holds its devices from now on; its job is taken out of the queue."""
         self.withdraw(attempt.job.id)
+        self._begin(attempt)
+
+    def _begin(self, attempt: Attempt) -> None:
         self.running[attempt.id] = attempt
         self.by_pool[attempt.pool][attempt.id] = attempt
         self.pools[attempt.pool].take(attempt.placement)
@@ -345,15 +377,19 @@ class State:
 
     def _count_attempt(self, attempt: Attempt, sign: int) -> None:
         held = self.held[attempt.pool]
-        amount = sign * sum(slot.devices.bit_count() * slot.share for slot in attempt.placement)
+        amount = 0
+        for slot in attempt.placement:
+            amount += slot.devices.bit_count() * slot.share
+        amount *= sign
         stopping = attempt.state is AttemptState.STOPPING
         fragile = not attempt.job.request.interruptible
         counted = held.stopping if stopping else held.allocated
+        leaf = self.leaf(attempt.job)
         if not fragile and not stopping:
-            key = (self.leaf(attempt.job), int(attempt.job.priority))
+            key = (leaf, int(attempt.job.priority))
             table = self.preemptible[attempt.pool]
             table[key] = table.get(key, 0) + sign
-        for team in self.teams.path[self.leaf(attempt.job)]:
+        for team in self.teams.path[leaf]:
             counted[team] += amount
             if fragile:
                 held.fragile[team] += amount

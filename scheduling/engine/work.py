@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from scheduling.engine.decisions import Evict, NewHold, Reserve, Start
 from scheduling.engine.fairshare import Claims, at_most, decayed_capacity, fair_shares
-from scheduling.engine.placement import Gradient
+from scheduling.engine.placement import Gradient, Reduction
 from scheduling.engine.pool import PoolState
 from scheduling.engine.snapshot import Attempt, Job, Placement, Request
 from scheduling.engine.state import Held, State
+
+if TYPE_CHECKING:
+    from scheduling.engine.backfill import Ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +56,18 @@ class Work:
     usage_of: dict[int, list[float]] = field(default_factory=dict)
     totals: dict[int, int] = field(default_factory=dict)
     gradients: dict[int, Gradient] = field(default_factory=dict)
-    #: Expected ends by pool with the version they hold for (backfill).
-    ends_of: dict[int, tuple[int, list[tuple[float, int, Attempt]], list[tuple[float, int, Attempt]]]] = field(
-        default_factory=dict
-    )
+    #: Expected ends by pool (backfill).
+    ends_of: dict[int, Ends] = field(default_factory=dict)
+    fillers_of: dict[int, list[Attempt]] = field(default_factory=dict)
+    #: Views by (pool, identities of the promises taken off): promises live as long as the cycle.
+    reductions: dict[tuple[int, ...], Reduction] = field(default_factory=dict)
     #: Rises whenever something of a pool changes: cached views compare it.
     version: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def on(cls, state: State) -> Work:
+        for pool in state.pools.values():
+            pool.settle()
         return cls(
             state=state,
             now=state.now,
@@ -123,6 +130,14 @@ class Work:
                 for team in teams.path[leaf]:
                     usage[team] += hours / whole
         return usage
+
+    def fillers(self, pool: int) -> list[Attempt]:
+        """Attempts that ran on reserved GPUs when the cycle began, by id."""
+        found = self.fillers_of.get(pool)
+        if found is None:
+            running = self.state.by_pool[pool]
+            found = self.fillers_of[pool] = [a for _, a in sorted(running.items()) if a.filler]
+        return found
 
     def gradient(self, pool: int) -> Gradient:
         gradient = self.gradients.get(pool)
