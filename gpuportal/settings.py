@@ -42,6 +42,9 @@ GPUPORTAL_STALE_AFTER = env.integer("GPUPORTAL_STALE_AFTER", 300, 10, 86_400)
 #: Groups of the identity provider -> "team:role" or "staff:manager", as JSON.
 GPUPORTAL_OIDC_GROUPS = env.groups("GPUPORTAL_OIDC_GROUPS")
 GPUPORTAL_OIDC_GROUPS_CLAIM = env.text("GPUPORTAL_OIDC_GROUPS_CLAIM", "groups")
+#: Seconds after which a job that could start, and does not, has waited for long.
+GPUPORTAL_LONG_WAIT = env.integer("GPUPORTAL_LONG_WAIT", 4 * 3600, 60, 30 * 86_400)
+#: Webhooks may go to private addresses, and by http.
 GPUPORTAL_WEBHOOK_PRIVATE = env.boolean("GPUPORTAL_WEBHOOK_PRIVATE")
 GPUPORTAL_PROMETHEUS_URL = env.url("GPUPORTAL_PROMETHEUS_URL", ("http", "https"))
 # Labels of the DCGM exporter that name the node and the device.
@@ -255,6 +258,7 @@ CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"
 EMAIL_HOST = env.text("EMAIL_HOST")
 EMAIL_PORT = env.integer("EMAIL_PORT", 587, 1, 65_535)
 EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = env.text("EMAIL_HOST_USER"), env.text("EMAIL_HOST_PASSWORD")
+EMAIL_TIMEOUT = 20
 EMAIL_USE_TLS = env.boolean("EMAIL_USE_TLS", True)
 DEFAULT_FROM_EMAIL = env.text("DEFAULT_FROM_EMAIL", "gpuportal@localhost")
 EMAIL_BACKEND = (
@@ -314,6 +318,10 @@ CELERY_TASK_ROUTES = {
     "scheduling.tasks.run_cycle": {"queue": "cycle"},
     "scheduling.tasks.dispatch": {"queue": "dispatch"},
     "scheduling.tasks.reconcile": {"queue": "reconcile"},
+    # What talks to the world outside may hang, and holds up nothing else.
+    "scheduling.tasks.tell": {"queue": "outside"},
+    "scheduling.tasks.deliver": {"queue": "outside"},
+    "scheduling.tasks.send_mails": {"queue": "outside"},
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(GPUPORTAL_DATA / "celerybeat-schedule")
 CELERY_BEAT_SCHEDULE = {
@@ -323,6 +331,10 @@ CELERY_BEAT_SCHEDULE = {
     "housekeeping": {"task": "scheduling.tasks.housekeeping", "schedule": 600.0, "options": {"expires": 600}},
     "waits": {"task": "scheduling.tasks.note_waits", "schedule": 60.0, "options": {"expires": 60}},
     "rollup": {"task": "scheduling.tasks.rollup", "schedule": 60.0, "options": {"expires": 60}},
+    "watch": {"task": "scheduling.tasks.watch", "schedule": 60.0, "options": {"expires": 60}},
+    "tell": {"task": "scheduling.tasks.tell", "schedule": 5.0, "options": {"expires": 5}},
+    "deliver": {"task": "scheduling.tasks.deliver", "schedule": 5.0, "options": {"expires": 5}},
+    "send-mails": {"task": "scheduling.tasks.send_mails", "schedule": 20.0, "options": {"expires": 20}},
     "demo-feed": {"task": "scheduling.tasks.feed_demo", "schedule": 2.0, "options": {"expires": 2}},
 }
 

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from scheduling.services import activity, clock, idle, lab, pool_states, prometheus, report_mails
+from scheduling.services import (
+    activity,
+    clock,
+    delivery,
+    idle,
+    lab,
+    mails,
+    pool_states,
+    prometheus,
+    report_mails,
+    telling,
+)
 from scheduling.services import cycle as cycle_service
 from scheduling.services import demo as demo_service
 from scheduling.services import dispatch as dispatch_service
 from scheduling.services import reconcile as reconcile_service
 from scheduling.services import rollup as rollup_service
+from scheduling.services import watch as watch_service
 from scheduling.services.housekeeping import housekeeping as do_housekeeping
 from scheduling.services.wait_history import note_wait_reasons
 
@@ -64,3 +76,26 @@ def run_lab(number: int) -> None:
 @shared_task(name="scheduling.tasks.note_waits", ignore_result=True)
 def note_waits() -> None:
     note_wait_reasons()
+
+
+@shared_task(name="scheduling.tasks.watch", ignore_result=True)
+def watch() -> None:
+    """Long waits, budgets."""
+    now = clock.now()
+    watch_service.watch_waits(now)
+    watch_service.watch_budgets(now)
+
+
+@shared_task(name="scheduling.tasks.tell", ignore_result=True)
+def tell(asked_at: float | None = None) -> None:
+    telling.tell()
+
+
+@shared_task(name="scheduling.tasks.deliver", ignore_result=True)
+def deliver(asked_at: float | None = None) -> None:
+    delivery.deliver()
+
+
+@shared_task(name="scheduling.tasks.send_mails", ignore_result=True)
+def send_mails() -> None:
+    mails.send_mails(clock.now())

@@ -39,6 +39,10 @@ class Permission(StrEnum):
     MANAGE_USERS = "manage-users"
     VIEW_AUDIT = "view-audit"
     ANNOUNCE = "announce"
+    MANAGE_WEBHOOKS = "manage-webhooks"
+    MANAGE_ALL_WEBHOOKS = "manage-all-webhooks"
+    VIEW_NOTIFICATIONS = "view-notifications"
+    MANAGE_NOTIFICATIONS = "manage-notifications"
 
 
 VIEWER, MEMBER, LEAD, MANAGER, ADMIN = "viewer", "member", "lead", "manager", "admin"
@@ -70,10 +74,14 @@ GRANTED_BY: Mapping[Permission, frozenset[str]] = {
     Permission.MANAGE_CLUSTERS: frozenset({ADMIN}),
     Permission.MANAGE_USERS: frozenset({ADMIN}),
     Permission.VIEW_AUDIT: frozenset({ADMIN}),
+    Permission.MANAGE_WEBHOOKS: frozenset({LEAD, ADMIN}),
+    Permission.MANAGE_ALL_WEBHOOKS: frozenset({ADMIN}),
+    Permission.VIEW_NOTIFICATIONS: _ALL,
+    Permission.MANAGE_NOTIFICATIONS: _ALL,
 }
 
-#: Held by everybody who is signed in, whatever the team.
-FOR_EVERYBODY = frozenset({Permission.VIEW_CLUSTERS})
+#: Held by everybody who is signed in, whatever the team. Notifications: only the own ones.
+FOR_EVERYBODY = frozenset({Permission.VIEW_CLUSTERS, Permission.VIEW_NOTIFICATIONS, Permission.MANAGE_NOTIFICATIONS})
 
 #: Scopes of tokens and the permissions that each lets through.
 SCOPES: Mapping[str, frozenset[Permission]] = {
@@ -85,6 +93,7 @@ SCOPES: Mapping[str, frozenset[Permission]] = {
             Permission.VIEW_ALL_REPORTS,
             Permission.VIEW_CLUSTERS,
             Permission.VIEW_AUDIT,
+            Permission.VIEW_NOTIFICATIONS,
         }
     ),
     "jobs": frozenset(

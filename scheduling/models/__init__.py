@@ -33,6 +33,7 @@ from scheduling.models.jobs import (
     WorkloadClass,
 )
 from scheduling.models.ledger import Allocation, Attempt, AttemptState, Mark, Outcome
+from scheduling.models.notifications import Channel, Delivery, Event, Happening, Notification, Preference, Webhook
 from scheduling.models.pages import Preset, SavedView, WaitReason
 from scheduling.models.rollups import (
     ActivitySpan,
@@ -57,19 +58,23 @@ __all__ = [
     "Attempt",
     "AttemptState",
     "CarbonIntensity",
+    "Channel",
     "Cluster",
     "ClusterKind",
     "Command",
     "Cycle",
     "Decision",
+    "Delivery",
     "DemoFeed",
     "DirtyRange",
     "Drift",
     "Estimate",
+    "Event",
     "FrozenReport",
     "GPUEvent",
     "GPUModel",
     "GPUSample",
+    "Happening",
     "Hold",
     "HourlyEnergy",
     "HourlyUse",
@@ -82,10 +87,12 @@ __all__ = [
     "Mark",
     "Node",
     "NodeInterval",
+    "Notification",
     "Outcome",
     "PolicyVersion",
     "Pool",
     "PoolState",
+    "Preference",
     "Preset",
     "Priority",
     "QueueOrder",
@@ -97,6 +104,7 @@ __all__ = [
     "SavedView",
     "TeamUsage",
     "WaitReason",
+    "Webhook",
     "Window",
     "WorkloadClass",
 ]

@@ -87,6 +87,8 @@ class Job(models.Model):
     avoid_nodes = ArrayField(models.BigIntegerField(), default=list, blank=True)
     unsatisfiable = models.CharField(max_length=300, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    #: ``eligible_at`` of the wait that was last announced as long.
+    long_wait_told_for = models.DateTimeField(null=True, blank=True, editable=False)
     first_started_at = models.DateTimeField(null=True, blank=True)
     first_result_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from scheduling.models import Command, Cycle, Job, ReasonGroup
+from scheduling.models import Command, Cycle, Delivery, Job, Notification, ReasonGroup
 from scheduling.services import clock
 from scheduling.services.replay import forget_old_snapshots
 from teams.models import IdempotencyKey
@@ -15,6 +15,8 @@ KEEP_EMPTY_CYCLES = timedelta(days=2)
 KEEP_GROUPS = timedelta(days=1)
 KEEP_COMMANDS = timedelta(days=30)
 KEEP_KEYS = timedelta(days=2)
+KEEP_DELIVERIES = timedelta(days=14)
+KEEP_NOTIFICATIONS = timedelta(days=90)
 
 
 def housekeeping() -> None:
@@ -29,3 +31,5 @@ def housekeeping() -> None:
     ReasonGroup.objects.filter(worked_out_at__lt=now - KEEP_GROUPS).exclude(pk__in=used).delete()
     Command.objects.filter(done_at__lt=now - KEEP_COMMANDS).exclude(state=Command.State.PENDING).delete()
     IdempotencyKey.objects.filter(created_at__lt=now - KEEP_KEYS).delete()
+    Delivery.objects.filter(created_at__lt=now - KEEP_DELIVERIES).delete()
+    Notification.objects.filter(at__lt=now - KEEP_NOTIFICATIONS).delete()

@@ -1,4 +1,4 @@
-"""Secrets of clusters: encrypted at rest, never shown again."""
+"""Secrets of clusters and webhooks: encrypted at rest, never shown again."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ def seal(secret: dict[str, Any]) -> bytes | None:
 def unseal(cluster: Cluster) -> dict[str, Any]:
     if not cluster.secret:
         return {}
+    return opened(cluster.secret, f"cluster {cluster.name}", "connect the cluster again")
+
+
+def opened(sealed: bytes | memoryview[int], what: str, remedy: str) -> dict[str, Any]:
+    """What was sealed. Raises ``SecretUnreadable``, naming what it belongs to and what to do."""
     try:
-        return dict(json.loads(Fernet(settings.FIELD_ENCRYPTION_KEY).decrypt(bytes(cluster.secret))))
+        return dict(json.loads(Fernet(settings.FIELD_ENCRYPTION_KEY).decrypt(bytes(sealed))))
     except InvalidToken:
         raise SecretUnreadable(
-            f"The secret of cluster {cluster.name} was encrypted with another FIELD_ENCRYPTION_KEY; "
-            "connect the cluster again."
+            f"The secret of {what} was encrypted with another FIELD_ENCRYPTION_KEY; {remedy}."
         ) from None

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from scheduling.models import Attempt, AttemptState, Job, JobEvent, JobState, Outcome
+from scheduling.services.happenings import note
 from teams.models import User
 
 JOB_MOVES: Mapping[str, frozenset[str]] = {
@@ -83,6 +84,7 @@ def move_job(
     if save:
         job.save()
         event.save()
+        note([event])
     return event
 
 
@@ -123,6 +125,7 @@ def move_attempt(
     if save:
         attempt.save()
         event.save()
+        note([event])
     return event
 
 
@@ -151,4 +154,4 @@ def record(
 
 
 def save_all(rows: Iterable[JobEvent]) -> None:
-    JobEvent.objects.bulk_create(list(rows), batch_size=1000)
+    note(JobEvent.objects.bulk_create(list(rows), batch_size=1000))

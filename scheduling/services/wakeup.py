@@ -45,6 +45,14 @@ def _reconcile() -> None:
     _send("scheduling.tasks.reconcile", 30)
 
 
+def _tell() -> None:
+    _send("scheduling.tasks.tell", 30)
+
+
+def _deliver() -> None:
+    _send("scheduling.tasks.deliver", 30)
+
+
 def _after_commit(send: Callable[[], None]) -> None:
     """Once per transaction, however many of its steps ask."""
     if not any(waiting is send for _, waiting, *_ in connection.run_on_commit):
@@ -61,3 +69,11 @@ def wake_dispatch() -> None:
 
 def wake_reconcile() -> None:
     _after_commit(_reconcile)
+
+
+def wake_tell() -> None:
+    _after_commit(_tell)
+
+
+def wake_deliver() -> None:
+    _after_commit(_deliver)

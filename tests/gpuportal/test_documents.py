@@ -40,7 +40,7 @@ def _queues(command: str) -> set[str]:
     return set(found.group(1).split(",")) if found else set()
 
 
-WANTED = {*up.LOOP_QUEUES.split(","), *up.OTHER_QUEUES.split(",")}
+WANTED = {*up.LOOP_QUEUES.split(","), *up.OTHER_QUEUES.split(","), up.OUTSIDE_QUEUES}
 
 
 def test_every_deployment_serves_all_queues_that_tasks_go_to() -> None:

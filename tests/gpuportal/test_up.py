@@ -59,6 +59,7 @@ def test_a_command_beside_the_running_portal_uses_its_database(portal: Portal) -
         ("the web server", ("granian",)),
         ("the worker of the loop", ("celery", "cycle,dispatch,reconcile")),
         ("the other worker", ("celery", "--queues default")),
+        ("the worker for the world outside", ("celery", "--queues outside")),
         ("beat", ("celery", "beat")),
         ("PostgreSQL", ("bin/postgres -D",)),
     ],

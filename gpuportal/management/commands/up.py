@@ -27,7 +27,7 @@ from gpuportal.embedded import Postgres, Redis, Service, in_use
 from gpuportal.errors import SetupError
 
 #: The loop has a worker of its own, so that a long roll-up never holds up a start.
-LOOP_QUEUES, OTHER_QUEUES = "cycle,dispatch,reconcile", "default"
+LOOP_QUEUES, OTHER_QUEUES, OUTSIDE_QUEUES = "cycle,dispatch,reconcile", "default", "outside"
 #: Addresses that mean all of this machine's.
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -185,6 +185,21 @@ class Command(BaseCommand):
             Child("loop", [*worker, "--queues", LOOP_QUEUES, "--concurrency", "3", "--hostname", "loop@%h"], shared),
             Child(
                 "worker", [*worker, "--queues", OTHER_QUEUES, "--concurrency", "1", "--hostname", "other@%h"], shared
+            ),
+            Child(
+                "outside",
+                [
+                    *worker,
+                    "--queues",
+                    OUTSIDE_QUEUES,
+                    "--pool",
+                    "threads",
+                    "--concurrency",
+                    "2",
+                    "--hostname",
+                    "outside@%h",
+                ],
+                shared,
             ),
             Child("beat", [*celery, "beat", "--loglevel", "WARNING", "--pidfile="], shared),
         ]
