@@ -161,9 +161,11 @@ class Ends:
             for number, attempt in work.state.by_pool[pool].items()
             if state.usable == state.every or any(state.usable >> state.index[s.node] & 1 for s in attempt.placement)
         ]
-        self._running.sort(key=_by_end)
+        self._running.sort()  # ids differ: attempts are never compared
         self._fillers = [row[2] for row in self._running if row[2].filler]
         self._started: list[End] = []
+        #: The last answer, with what it depends on.
+        self._last: tuple[tuple[int, int, tuple[int, ...]], list[End]] | None = None
         self._seen = 0
 
     def rows(self, work: Work, job: Job) -> list[End]:
@@ -174,6 +176,9 @@ class Ends:
                 self._started.append((work.now + work.walltime(started, self._pool), run.id, run))
         self._seen = len(work.starts)
         leaving = {a.id: a for a in self._fillers if yields_to(a, job) and a.id not in work.evicted}
+        key = (self._seen, len(work.evicted), tuple(leaving))
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
         running = work.state.by_pool[self._pool]
         evicted = {number: running[number] for number in work.evicted if number in running}
         early = [(work.now + a.job.request.grace, a.id, a) for a in leaving.values()]
@@ -183,11 +188,9 @@ class Ends:
         kept = self._running
         if early:
             kept = [row for row in kept if row[1] not in leaving and row[1] not in evicted]
-        return sorted([*kept, *self._started, *early], key=_by_end)
-
-
-def _by_end(row: End) -> tuple[float, int]:
-    return row[:2]
+        rows = sorted([*kept, *self._started, *early])
+        self._last = (key, rows)
+        return rows
 
 
 class Future:

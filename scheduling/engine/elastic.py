@@ -29,12 +29,9 @@ def grow(work: Work, contested: set[int]) -> dict[int, float]:
     for pool, attempts in work.state.by_pool.items():
         if pool in contested or not work.pools[pool].reachable:
             continue
-        for number in sorted(attempts):
+        for number in sorted(work.state.shrunken[pool]):
             attempt = attempts[number]
-            request = attempt.job.request
-            if attempt.workers >= request.workers or attempt.state is not AttemptState.RUNNING:
-                continue
-            if number in work.evicted:
+            if attempt.state is not AttemptState.RUNNING or number in work.evicted:
                 continue
             placement = _larger(work, attempt)
             if placement is None:

@@ -80,7 +80,7 @@ class Victims:
             victims.rows.append(
                 Victim(loss, -attempt.started, attempt.id, attempt, leaf, amount, devices, shares, surplus)
             )
-        victims.rows.sort(key=_in_order)
+        victims.rows.sort()  # ids differ: nothing behind them is compared
         for victim in victims.rows:
             for position in {*victim.devices, *(key[0] for key in victim.shares)}:
                 victims.by_node.setdefault(position, []).append(victim)
@@ -151,7 +151,8 @@ class Claim:
     def __init__(self, work: Work, job: Job, pool: int, amount: int) -> None:
         self.work, self.job, self.pool, self.amount = work, job, pool, amount
         self.leaf = work.state.leaf(job)
-        #: By T and V of 4.6.
+        #: T and V of 4.6 by leaf of the victim, and the rule between them.
+        self._sides: dict[int, tuple[int, int] | None] = {}
         self._between: dict[tuple[int, int], str | None] = {}
 
     def restores_guarantee(self, upto: int) -> bool:
@@ -183,10 +184,12 @@ class Claim:
         """Which rule makes this attempt a candidate: "preemption", "guarantee", "share", or none."""
         if victim.number in self.work.evicted or victim.attempt.job.id == self.job.id:
             return None
-        sides = branches(self.work, self.leaf, victim.leaf)
-        if sides is None:
+        if victim.leaf == self.leaf:
             return "preemption" if victim.attempt.job.priority < self.job.priority else None
-        return self._rule_between(*sides)
+        if victim.leaf not in self._sides:
+            self._sides[victim.leaf] = branches(self.work, self.leaf, victim.leaf)
+        sides = self._sides[victim.leaf]
+        return None if sides is None else self._rule_between(*sides)
 
     def victim_leaves(self) -> list[int]:
         """Leaves of other teams whose attempts a rule makes candidates."""

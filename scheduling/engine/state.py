@@ -160,6 +160,10 @@ class State:
         self.by_pool: dict[int, dict[int, Attempt]] = {pool: {} for pool in self.pools}
         #: Interruptible attempts by pool, leaf position and priority: who could be preempted at all (4.7).
         self.preemptible: dict[int, dict[tuple[int, int], int]] = {pool: {} for pool in self.pools}
+        #: By pool: attempts that run with fewer workers than they asked for (4.11).
+        self.shrunken: dict[int, set[int]] = {pool: set() for pool in self.pools}
+        #: By pool: devices of all nodes while every node is up, else None.
+        self._all_up: dict[int, int | None] = {}
         self.holds: dict[int, Hold] = {}
         #: The job of each hold as it was when the hold was made: what its amounts are counted by.
         self._hold_jobs: dict[int, Job] = {}
@@ -358,12 +362,15 @@ class State:
     def _begin(self, attempt: Attempt) -> None:
         self.running[attempt.id] = attempt
         self.by_pool[attempt.pool][attempt.id] = attempt
+        if attempt.workers < attempt.job.request.workers:
+            self.shrunken[attempt.pool].add(attempt.id)
         self.pools[attempt.pool].take(attempt.placement)
         self._count_attempt(attempt, 1)
 
     def end(self, attempt_id: int) -> None:
         attempt = self.running.pop(attempt_id)
         del self.by_pool[attempt.pool][attempt_id]
+        self.shrunken[attempt.pool].discard(attempt_id)
         self.pools[attempt.pool].give_back(attempt.placement)
         self._count_attempt(attempt, -1)
         self.growable_since.pop(attempt_id, None)
@@ -446,6 +453,7 @@ class State:
     # -- hardware and settings -------------------------------------------------------------------------------------
 
     def set_node(self, node: Node) -> None:
+        self._all_up.pop(node.pool, None)
         self.pools[node.pool].set_node(node)
 
     def set_cluster(self, cluster: Cluster) -> None:
@@ -472,6 +480,12 @@ class State:
                 for number in window.nodes:
                     if number in state.index:
                         closed |= 1 << state.index[number]
+        if pool not in self._all_up:
+            up = all(node.state is NodeState.UP for node in state.nodes)
+            self._all_up[pool] = sum(mask.bit_count() for mask in state.whole) if up else None
+        everything = self._all_up[pool]
+        if everything is not None and not closed:
+            return everything * 1_000_000
         total = 0
         for position, node in enumerate(state.nodes):
             if (state.down | closed) >> position & 1:
