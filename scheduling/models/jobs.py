@@ -108,6 +108,7 @@ class Job(models.Model):
             models.Index(fields=["id"], name="job_running", condition=Q(state="running")),
             models.Index(fields=["team", "state", "-id"], name="job_team_state"),
             models.Index(fields=["owner", "state", "-id"], name="job_owner_state"),
+            models.Index(fields=["owner", "-id"], name="job_owner"),
             models.Index(fields=["state", "-id"], name="job_state"),
             models.Index(fields=["-submitted_at"], name="job_submitted"),
             models.Index(fields=["-finished_at"], name="job_finished"),

@@ -18,7 +18,7 @@ AT_ONCE = timedelta(minutes=2)
 _NOTE = """
 INSERT INTO scheduling_waitreason (job_id, code, blocker, since)
 SELECT j.id, g.code, coalesce(g.blockers -> 0, '{}'::jsonb),
-       CASE WHEN last.code IS NULL AND wait.since > %(now)s - %(at_once)s THEN least(wait.since, %(now)s) ELSE %(now)s END
+       CASE WHEN last.code IS NULL AND wait.since > %(at_once)s THEN least(wait.since, %(now)s) ELSE %(now)s END
 FROM scheduling_job j
 JOIN scheduling_reasongroup g ON g.id = j.reason_group_id
 CROSS JOIN LATERAL (
@@ -36,6 +36,7 @@ WHERE j.state = 'waiting' AND last.code IS DISTINCT FROM g.code
 
 def note_wait_reasons(now: datetime | None = None) -> int:
     """Write what has changed since the last call; returns the number of rows."""
+    now = now or clock.now()
     with connection.cursor() as cursor:
-        cursor.execute(_NOTE, {"now": now or clock.now(), "at_once": AT_ONCE})
+        cursor.execute(_NOTE, {"now": now, "at_once": now - AT_ONCE})
         return int(cursor.rowcount)
